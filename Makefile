@@ -1,0 +1,44 @@
+# Two commands do everything, set-up included, in .venv inside this folder:
+#
+#   make run     train on digits with no noise, Dropout and RotationOut; results in out/
+#   make test    lint, types, tests; then the core once more with torch alone
+#
+PYTHON ?= python3
+BIN := .venv/bin
+CORE := .venv-core/bin
+# A real compiler is needed only by the tests of torch.compile.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test lint types bench clean
+
+run: .venv/ready
+	$(BIN)/python -m rotationout.experiments.digits
+
+test: lint types .venv/ready .venv-core/ready
+	$(BIN)/python -m pytest -q
+	$(CORE)/python -m pytest -q -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/experiments/*'
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks.ops
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[all]'
+	touch $@
+
+# The core needs torch alone: another torch, no extras, no Triton.
+.venv-core/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-core
+	$(CORE)/python -m pip install -q torch==2.13.0 pytest hypothesis
+	$(CORE)/python -m pip install -q -e .
+	touch $@
+
+clean:
+	rm -rf .venv .venv-core out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,69 @@
+"""What is measured: RotationOut in its forms, and what people use today, each as a function of the features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import rotationout as ro
+
+__all__ = ["Noise", "authors_formula", "gaussian_dropout", "noises"]
+
+Noise = Callable[[Tensor], Tensor]
+
+
+def gaussian_dropout(p: float) -> Noise:
+    """Multiply by 1 + σ ε with σ² = p / (1 − p)."""
+    sigma = ro.strength.convert(p, "dropout", "gaussian")
+    return lambda x: x * (1 + sigma * torch.randn_like(x))
+
+
+def authors_formula(p: float) -> Noise:
+    """The expression of the authors' public code, written anew: one P for the batch, one tan θ per example, batch mean.
+
+    Works on (N, D) and (N, C, …), as theirs does.
+    """
+    sigma = ro.strength.convert(p, "dropout", "gaussian_tan")
+
+    def noise(x: Tensor) -> Tensor:
+        features = x.size(1)
+        half = features // 2
+        order = torch.randperm(features, device=x.device)
+        partner = torch.empty_like(order)
+        partner[order[:half]], partner[order[half:]] = order[half:], order[:half]
+        sign = torch.empty(features, device=x.device)
+        sign[order[:half]], sign[order[half:]] = 1.0, -1.0
+        shape = [1, features] + [1] * (x.ndim - 2)
+        tan = sigma * torch.randn([x.size(0)] + [1] * (x.ndim - 1), device=x.device)
+        mean = x.mean([axis for axis in range(x.ndim) if axis != 1], keepdim=True)
+        centred = x - mean
+        return x + centred[:, partner] * sign.view(shape) * tan
+
+    return noise
+
+
+def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
+    """Every noise that fits features of this shape: (N, D), tokens (N, T, D) or maps (N, C, H, W)."""
+    maps = len(shape) == 4
+    layer = ro.RotationOut2d if maps else ro.RotationOut
+    found: dict[str, Noise] = {
+        "nn.Dropout": nn.Dropout(p),
+        "Gaussian dropout": gaussian_dropout(p),
+        "RotationOut (default)": layer(p),
+        "RotationOut, P per batch": layer(p, center=None, pairing="permutation", pairing_per="batch"),
+        "RotationOut, un-centred": layer(p, center=None),
+        "RotationOut, batch-centred": layer(p, center="batch"),
+    }
+    if len(shape) != 3:
+        found["authors' formula"] = authors_formula(p)
+    if maps:
+        found["nn.Dropout2d"] = nn.Dropout2d(p)
+        try:
+            from torchvision.ops import drop_block2d
+        except ImportError:
+            return found
+        block = min(7, *shape[2:])
+        found["DropBlock"] = lambda x: drop_block2d(x, 0.1, block)
+    return found

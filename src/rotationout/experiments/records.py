@@ -1,0 +1,79 @@
+"""What a run leaves behind: plain, JSON-able records, and the few statistics the report takes of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LABELS", "Record", "Study", "mean_sd"]
+
+LABELS = {"none": "No noise", "dropout": "Dropout", "rotationout": "RotationOut"}
+"""What each noise is called where people read it, in the order of the rows."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One training run: its noise and seed, and the accuracies it reached (fractions, not per cent)."""
+
+    noise: str
+    p: float
+    seed: int
+    epochs: list[int]
+    test_curve: list[float]
+    train_accuracy: float
+    seconds: float
+
+    @property
+    def test_accuracy(self) -> float:
+        """Test accuracy after the last epoch."""
+        return self.test_curve[-1]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs of a study, with the settings they share. ``p`` is the strength of the main comparison."""
+
+    p: float
+    settings: dict[str, Any]
+    records: list[Record]
+
+    def select(self, noise: str, p: float | None = None) -> list[Record]:
+        """The runs with this noise, by seed. Without noise there is no strength, so ``p`` is not looked at."""
+        rate = self.p if p is None else p
+        found = [r for r in self.records if r.noise == noise and (noise == "none" or r.p == rate)]
+        return sorted(found, key=lambda r: r.seed)
+
+    @property
+    def rates(self) -> list[float]:
+        """Every strength at which a noise was run, in order."""
+        return sorted({r.p for r in self.records if r.noise != "none"})
+
+    def paired_difference(self, noise: str, baseline: str, p: float | None = None) -> tuple[float, float]:
+        """Mean over seeds of the difference in test accuracy, and its standard error (NaN for one seed)."""
+        pairs = zip(self.select(noise, p), self.select(baseline, p), strict=True)
+        mean, sd = mean_sd([a.test_accuracy - b.test_accuracy for a, b in pairs])
+        return mean, sd / math.sqrt(len(self.select(noise, p)))
+
+    def save(self, path: Path) -> None:
+        """Write the study as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Study:
+        """Read what `save` wrote."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return cls(data["p"], data["settings"], [Record(**r) for r in data["records"]])
+
+
+def mean_sd(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, NaN where there is one value.
+
+    >>> mean_sd([1.0, 3.0])
+    (2.0, 1.4142135623730951)
+    """
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan

@@ -1,0 +1,222 @@
+"""`rotate` applies a given rotation, `rotation_out` draws one first. Here inputs are checked, gated and centred."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import rotation as _rotation
+from . import strength
+from .kernels import autograd
+from .kernels.reference import feature_sum
+from .rotation import Draw, Rotation
+
+__all__ = ["rotate", "rotation_out"]
+
+
+def rotate(
+    x: Tensor, rotation: Rotation, mean: Tensor | None = None, *, dim: int = -1, backend: str | None = None
+) -> Tensor:
+    """Turn the features of ``x`` by a given rotation: y = x + tan θ · A(x − m) (label eq6, centred as in section 2.3).
+
+    Deterministic, linear in ``x``, differentiable in ``x`` and ``mean``.
+
+    Args:
+        x: features, fp16, bf16, fp32 or fp64.
+        rotation: the draw. Its leading shape broadcasts against that of ``x`` with ``dim`` moved last.
+        mean: the point to turn about, shape (D,) or (…, D); the origin if not given.
+        dim: the feature axis.
+        backend: an implementation by name, instead of the fastest that can run.
+
+    >>> quarter = Rotation.from_permutation([0, 1], torch.pi / 4)
+    >>> rotate(torch.tensor([3.0, 1.0]), quarter)
+    tensor([ 4., -2.])
+    """
+    axis = _check_features(x, dim)
+    if not isinstance(rotation, Rotation):
+        raise TypeError(f"rotation must be a Rotation, got {type(rotation).__name__}; build one with sample_rotation")
+    leading = x.shape[:axis] + x.shape[axis + 1 :]
+    if rotation.features != x.size(axis):
+        raise ValueError(f"rotation turns {rotation.features} features, but x has {x.size(axis)} along dim = {dim}")
+    if not _broadcasts_to(rotation.leading_shape, leading):
+        raise ValueError(
+            f"rotation has leading shape {tuple(rotation.leading_shape)}, which does not broadcast to "
+            f"{tuple(leading)}, the shape {tuple(x.shape)} of x without its feature axis dim = {dim}"
+        )
+    _check_device("rotation", rotation.tan, x)
+    if mean is not None:
+        if not _broadcasts_to(mean.shape, (*leading, x.size(axis))) or mean.shape[-1:] != (x.size(axis),):
+            raise ValueError(
+                f"mean must have shape ({x.size(axis)},) or broadcast to {(*leading, x.size(axis))}, "
+                f"got {tuple(mean.shape)}"
+            )
+        _check_device("mean", mean, x)
+    return autograd.rotate(x, mean, rotation.tan, rotation.index, rotation.seed, axis, backend=backend)
+
+
+def rotation_out(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    dim: int = -1,
+    batch_dim: int | None = 0,
+    draw: Draw | None = None,
+    center: str | Tensor | None = None,
+    mask: Tensor | None = None,
+    block_size: int | None = None,
+    coverage: float = 0.1,
+    sync: bool = False,
+    generator: torch.Generator | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Turn the features of ``x`` by a random angle in a random direction, as strong a noise as Dropout with rate ``p``.
+
+    The identity if ``training`` is false or ``p`` is 0.
+
+    Args:
+        x: features, fp16, bf16, fp32 or fp64.
+        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        training: apply the noise.
+        dim: the feature axis.
+        batch_dim: the axis that counts examples; None for a single example without one.
+        draw: what is drawn and who shares it; `Draw()`, everything for every feature vector, if not given.
+        center: the point to turn about: None, the origin; ``"batch"``, the mean of every feature over all other axes,
+            inside the graph; or a tensor, a mean of shape (D,). A batch mean couples the examples of a batch.
+        mask: True where there are features and False at padding, broadcast to the shape of ``x`` without ``dim``.
+        Padding is
+            passed through and takes no part in a batch mean.
+        block_size: turn only inside random blocks of this size along the axes after ``dim``.
+        coverage: the probability with which a position lies in a block.
+        sync: take the batch mean over all data-parallel processes.
+        generator: where the random numbers come from; torch's default generator if not given.
+        backend: an implementation by name, instead of the fastest that can run.
+    """
+    rate = strength.check_rate(p)
+    draw = Draw() if draw is None else draw
+    active = training and rate > 0.0
+    scale = strength.from_lam(draw.law, strength.to_lam("dropout", rate)) if active else 0.0
+    return apply_noise(
+        x,
+        scale,
+        active,
+        dim=dim,
+        batch_dim=batch_dim,
+        draw=draw,
+        center=center,
+        mask=mask,
+        block_size=block_size,
+        coverage=coverage,
+        sync=sync,
+        generator=generator,
+        backend=backend,
+    )
+
+
+def apply_noise(
+    x: Tensor,
+    scale: float | Tensor,
+    active: bool,
+    *,
+    dim: int,
+    batch_dim: int | None,
+    draw: Draw,
+    center: str | Tensor | None,
+    mask: Tensor | None,
+    block_size: int | None,
+    coverage: float,
+    sync: bool,
+    generator: torch.Generator | None,
+    backend: str | None,
+) -> Tensor:
+    """`rotation_out` once the strength is a law's parameter: a number, or a tensor that a schedule may change."""
+    axis = _check_features(x, dim)
+    batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim)
+    leading = x.shape[:axis] + x.shape[axis + 1 :]
+    if isinstance(center, str):
+        strength.check_choice("center", center, ("batch",))
+    if block_size is not None:
+        check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
+    if not active or x.numel() == 0:
+        return x
+
+    turn = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
+    tan = turn.tan
+    if block_size is not None:
+        spatial = x.ndim - 1 - axis
+        tan = tan * _rotation.sample_blocks(tuple(leading), spatial, block_size, coverage, generator, x.device)
+    weight = None
+    if mask is not None:
+        weight = mask_weight(mask, leading)
+        tan = tan * weight
+
+    draws = (tan, turn.index, turn.seed, axis)
+    if center is None or isinstance(center, Tensor):
+        return autograd.rotate(x, center, *draws, backend=backend)
+    if sync and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return autograd.rotate(x, feature_mean(x, weight, axis, sync=True), *draws, backend=backend)
+    if weight is None and x.numel() == x.size(axis):
+        raise ValueError(
+            f"center='batch' needs more than one value per feature, got shape {tuple(x.shape)} with the features on "
+            f"dim = {dim}: about a mean over one value nothing would turn; use center=None or 'running'"
+        )
+    return autograd.rotate_centred(x, weight, *draws, backend=backend)
+
+
+def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> Tensor:
+    """The mean of every feature over all other axes, rows weighted by ``weight`` (leading shape).
+
+    With ``sync`` it is taken over all data-parallel processes, and its gradient is summed over them too.
+    """
+    total = feature_sum(x, weight, axis)
+    rows = torch.full((1,), x.numel() // x.size(axis), device=x.device) if weight is None else weight.sum().view(1)
+    if sync and torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch.distributed.nn.functional import all_reduce
+
+        reduced = all_reduce(torch.cat([total, rows.to(total.dtype)]))
+        total, rows = reduced[:-1], reduced[-1:]
+    return total / rows.clamp(min=1)
+
+
+def _check_features(x: Tensor, dim: int) -> int:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a real floating-point tensor, got {x.dtype}; convert it first, e.g. x.float()")
+    if x.ndim == 0:
+        raise ValueError("x must have a feature axis, got a tensor without dimensions")
+    axis = _rotation.resolve_axis("dim", dim, x.ndim)
+    _rotation.check_features(x.size(axis), dim)
+    return axis
+
+
+def check_blocks(block_size: int, coverage: float, spatial: int) -> None:
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(f"block_size must be a positive integer or None, got {block_size!r}")
+    fraction = strength.check_number("coverage", coverage)
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"coverage must be in (0, 1], got {fraction!r}; for no noise set p = 0")
+    if spatial == 0:
+        raise ValueError("block_size needs axes after the feature axis to lay blocks on; use RotationOut1d, 2d or 3d")
+
+
+def mask_weight(mask: Tensor, leading: torch.Size) -> Tensor:
+    """A mask as weights of rows, 1 where there are features and 0 at padding."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a boolean tensor, True where there are features, got {kind}")
+    if not _broadcasts_to(mask.shape, leading):
+        raise ValueError(
+            f"mask must broadcast to {tuple(leading)}, the shape of x without its feature axis, got {tuple(mask.shape)}"
+        )
+    return mask.to(torch.float32).expand(leading)
+
+
+def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.device != x.device:
+        raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move it with {name}.to({str(x.device)!r})")
+
+
+def _broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    missing = len(target) - len(shape)
+    return missing >= 0 and all(n in (1, m) for n, m in zip(shape, target[missing:], strict=True))

@@ -1,0 +1,175 @@
+"""The operator's derivatives, once for every implementation.
+
+The operator is linear in x: y = x + K(x − m) with K = tan θ · A. A is skew-symmetric and tan θ is constant along the
+features, so the adjoint of I + K is I − K: the same operator turned the other way. Nothing of x is kept for backward,
+only the draw.
+
+Under torch.compile the plain classes are traced; elsewhere their subclasses add forward-mode AD and vmap.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import reference
+from .dispatch import implementation
+
+__all__ = ["rotate", "rotate_centred"]
+
+
+def rotate(
+    x: Tensor,
+    mean: Tensor | None,
+    tan: Tensor,
+    index: Tensor,
+    seed: Tensor | None,
+    dim: int,
+    *,
+    adjoint: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
+    if tan.requires_grad:  # a learned angle: let autograd see every step
+        return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
+    function = _Rotate if torch.compiler.is_compiling() else _RotateEager
+    return function.apply(x, mean, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def rotate_centred(
+    x: Tensor,
+    weight: Tensor | None,
+    tan: Tensor,
+    index: Tensor,
+    seed: Tensor | None,
+    dim: int,
+    *,
+    adjoint: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """`rotate` about the mean of ``x`` over every axis but ``dim``, with that mean inside the graph.
+
+    With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
+    """
+    function = _RotateCentred if torch.compiler.is_compiling() else _RotateCentredEager
+    return function.apply(x, weight, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(
+        x: Tensor,
+        mean: Tensor | None,
+        tan: Tensor,
+        index: Tensor,
+        seed: Tensor | None,
+        dim: int,
+        adjoint: bool,
+        backend: str | None,
+    ) -> Tensor:
+        return cast(Tensor, implementation(x, backend).rotate(x, mean, tan, index, seed, dim, adjoint))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, mean, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        ctx.mean_shape, ctx.mean_dtype = (None, None) if mean is None else (mean.shape, mean.dtype)
+        ctx.save_for_backward(tan, index, seed)
+        ctx.save_for_forward(tan, index, seed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        tan, index, seed = ctx.saved_tensors
+        grad_x = rotate(grad, None, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
+        grad_mean = None
+        if ctx.needs_input_grad[1]:  # y depends on m through −K m
+            wide = torch.promote_types(grad.dtype, torch.float32)
+            grad_mean = (grad.to(wide) - grad_x).movedim(ctx.dim, -1).sum_to_size(ctx.mean_shape).to(ctx.mean_dtype)
+        return grad_x, grad_mean, None, None, None, None, None, None
+
+
+class _RotateEager(_Rotate):
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, mean: Tensor | None, *others: Any) -> Tensor:
+        tan, index, seed = ctx.saved_tensors
+        if x is None:  # only the mean moves
+            x = tan.new_zeros(ctx.shape, dtype=ctx.dtype)
+        return rotate(x, mean, tan, index, seed, ctx.dim, adjoint=ctx.adjoint, backend=ctx.backend)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        *operands, _backend = args
+        return torch.vmap(reference.rotate, in_dims=in_dims[:-1])(*operands), 0
+
+
+class _RotateCentred(Function):
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor | None,
+        tan: Tensor,
+        index: Tensor,
+        seed: Tensor | None,
+        dim: int,
+        adjoint: bool,
+        backend: str | None,
+    ) -> Tensor:
+        return _centred(implementation(x, backend), x, weight, tan, index, seed, dim, adjoint)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _x, weight, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
+        ctx.save_for_backward(weight, tan, index, seed)
+        ctx.save_for_forward(weight, tan, index, seed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        weight, tan, index, seed = ctx.saved_tensors
+        grad_x = rotate_centred(grad, weight, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
+        return grad_x, None, None, None, None, None, None, None
+
+
+class _RotateCentredEager(_RotateCentred):
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor, *others: Any) -> Tensor:
+        weight, tan, index, seed = ctx.saved_tensors
+        return rotate_centred(x, weight, tan, index, seed, ctx.dim, adjoint=ctx.adjoint, backend=ctx.backend)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        *operands, _backend = args
+
+        def plain(*operands: Any) -> Tensor:
+            return _centred(reference, *operands)
+
+        return torch.vmap(plain, in_dims=in_dims[:-1])(*operands), 0
+
+
+def _centred(
+    kernels: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    tan: Tensor,
+    index: Tensor,
+    seed: Tensor | None,
+    dim: int,
+    adjoint: bool,
+) -> Tensor:
+    """I + K(I − M), or its adjoint I − (I − M)K. Rows of weight 0 take no part in M, and there tan θ is 0."""
+    rows = x.numel() // x.size(dim) if weight is None else weight.sum().clamp(min=1)
+    if not adjoint:
+        mean = kernels.feature_sum(x, weight, dim) / rows
+        return kernels.rotate(x, mean, tan, index, seed, dim, False)  # type: ignore[no-any-return]
+    turned = kernels.rotate(x, None, tan, index, seed, dim, True)
+    kicked = (kernels.feature_sum(x, None, dim) - kernels.feature_sum(turned, None, dim)) / rows
+    shape = [1] * x.ndim
+    shape[dim] = x.size(dim)
+    back = kicked.view(shape)
+    if weight is not None:
+        back = back * weight.unsqueeze(-1).movedim(-1, dim)
+    return cast(Tensor, turned + back).to(x.dtype)

@@ -1,0 +1,132 @@
+"""The operator on a CPU: the same numbers as the reference, in few passes over memory and few allocations.
+
+Nothing here is differentiable; `rotationout.kernels.autograd` wraps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from .. import pairing
+from .reference import feature_sum
+
+__all__ = ["feature_sum", "rotate"]
+
+
+def rotate(
+    x: Tensor, mean: Tensor | None, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, adjoint: bool
+) -> Tensor:
+    """See `rotationout.kernels.reference.rotate`."""
+    # Walk the axes in the order in which they lie in memory, and leave the result in that order.
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda axis: (-strides[axis], axis))
+    dense = x.permute(order).contiguous()
+    axis = order.index(dim)
+    leading = [a - (a > dim) for a in order if a != dim]
+
+    def aligned(t: Tensor) -> Tensor:
+        """(…, D or 1) → the axes of ``dense``."""
+        full = t.view(*(1,) * (x.ndim - t.ndim), *t.shape)
+        return full.permute([*leading, x.ndim - 1]).movedim(-1, axis)
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    turn = aligned((-tan if adjoint else tan).to(wide).unsqueeze(-1))
+    centre = None if mean is None else aligned(mean.to(wide))
+
+    features = x.size(dim)
+    rows = x.numel() // features
+    if seed is not None and index.numel() == rows > 1 and features % 16 == 0 and _is_last(dense, axis):
+        words = pairing.sign_words(seed, index, features)
+        rotated = _rotate_lanes(dense, centre, turn, aligned(index.unsqueeze(-1)), aligned(words))
+    else:
+        partner, sign = pairing.partner_and_sign(index, seed, features)
+        rotated = _rotate_table(dense, centre, turn, aligned(partner), aligned(sign).to(wide), axis)
+    restore = [order.index(a) for a in range(x.ndim)]
+    return rotated.to(x.dtype).permute(restore)
+
+
+def _is_last(dense: Tensor, axis: int) -> bool:
+    return math.prod(dense.shape[axis + 1 :]) == 1
+
+
+def _rotate_table(
+    dense: Tensor, centre: Tensor | None, turn: Tensor, partner: Tensor, sign: Tensor, axis: int
+) -> Tensor:
+    """Explicit partners: fetch them in the largest pieces that lie together, then turn in place."""
+    if centre is not None and centre.numel() > centre.size(
+        axis
+    ):  # one mean for several rows is cheaper after the fetch
+        dense_centred, centre = dense - centre, None
+    else:
+        dense_centred = dense
+    fetched = _fetch(dense_centred, partner, axis).to(turn.dtype)
+    if centre is None:
+        fetched.mul_(sign)
+    else:
+        partner_centre = centre.expand(partner.shape).gather(axis, partner)
+        torch.addcmul(-sign * partner_centre, fetched, sign, out=fetched)
+    return torch.addcmul(dense.to(turn.dtype), fetched, turn, out=fetched)
+
+
+def _fetch(dense: Tensor, partner: Tensor, axis: int) -> Tensor:
+    features = dense.size(axis)
+    if _is_last(dense, axis) and partner.numel() == features:
+        return dense.view(-1, features).index_select(1, partner.flatten()).view_as(dense)
+    if not _is_last(dense, axis) and partner.shape[axis + 1 :].numel() == 1:
+        chunks = dense.view(-1, math.prod(dense.shape[axis + 1 :]))
+        start = (
+            torch.arange(chunks.size(0) // features).view(*dense.shape[:axis], *(1,) * (dense.ndim - axis)) * features
+        )
+        return chunks.index_select(0, (start + partner).flatten()).view_as(dense)
+    return dense.gather(axis, partner.expand_as(dense))
+
+
+def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Tensor, words: Tensor) -> Tensor:
+    """A structured pairing of its own for every row, eight features (lanes) at a time.
+
+    The sign of a pair is a product: the bit of the pair where a feature is first, +1 on the way in and −1 on the way
+    out where it is second. So signs are looked up by the byte, 256 combinations of eight lanes.
+    """
+    rows, groups = index.numel(), dense.numel() // index.numel() // 8
+    partner, flip, block, second = _lane_tables(index.reshape(-1), groups * 8)
+    bits = words.reshape(rows, -1).view(torch.uint8).gather(1, block)
+    signs = _signs_of_bytes(turn.dtype)
+
+    values = dense.to(turn.dtype)
+    incoming = signs.index_select(0, (bits | second).flatten().int()).view_as(dense)
+    incoming.mul_(values if centre is None else values - centre)
+    position = (torch.arange(0, rows * groups, groups).unsqueeze(1) + partner).flatten().int()
+    fetched = incoming.view(-1, 8).index_select(0, position).view(rows, groups, 8)
+    swapped = fetched.gather(2, (torch.arange(8) ^ flip).unsqueeze(1).expand_as(fetched))
+    swapped.mul_(signs.index_select(0, (bits & ~second).flatten().int()).view_as(swapped))
+    swapped = swapped.view_as(dense)
+    return torch.addcmul(values, swapped, turn, out=swapped)
+
+
+def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
+    """`pairing.structured_groups` of the drawn pairings."""
+    if features > 2048:
+        return _narrowed(pairing.structured_groups(draws, features))
+    drawn = draws.int()
+    return tuple(table.index_select(0, drawn) for table in _all_lane_tables(features))
+
+
+@functools.lru_cache(maxsize=8)
+def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
+    """Those of all pairings: constants of D, at most 7 MB for the sizes that are kept."""
+    return _narrowed(pairing.structured_groups(torch.arange(pairing.count_structured(features)), features))
+
+
+@functools.lru_cache(maxsize=2)
+def _signs_of_bytes(dtype: torch.dtype) -> Tensor:
+    """Row b holds +1 where a bit of b is set and −1 where it is not, (256, 8)."""
+    return ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1).to(dtype) * 2 - 1
+
+
+def _narrowed(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    partner, flip, block, second = tables
+    return partner.int(), flip, block, second.to(torch.uint8)

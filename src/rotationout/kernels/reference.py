@@ -1,0 +1,38 @@
+"""The definition of the operator in plain torch: differentiable, vectorised, on any device. Kernels equal it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import pairing
+
+__all__ = ["feature_sum", "rotate"]
+
+
+def rotate(
+    x: Tensor, mean: Tensor | None, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, adjoint: bool
+) -> Tensor:
+    """The operator x + tan θ · A(x − m), features along ``dim`` (labels eq6 and eq13); ``adjoint`` turns by −θ instead.
+
+    The leading axes of ``tan`` (…), ``index`` and ``mean`` (…, D) broadcast against those of ``x`` with ``dim`` moved
+    last. Arithmetic is done in fp32 at least and rounded once.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    features = x.movedim(dim, -1).to(wide)
+    partner, sign = pairing.partner_and_sign(index, seed, features.size(-1))
+    centred = features if mean is None else features - mean
+    other = centred.expand_as(features).gather(-1, partner.expand(features.shape))
+    turn = -tan if adjoint else tan
+    rotated = features + turn.to(wide).unsqueeze(-1) * sign * other
+    return rotated.to(x.dtype).movedim(-1, dim)
+
+
+def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
+    """The sum over every axis but ``dim``, (D,), in fp32 at least; rows weighted by ``weight`` (leading shape)."""
+    rows = x.movedim(dim, -1)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if weight is not None:
+        rows = rows.to(wide) * weight.unsqueeze(-1)
+    axes = list(range(rows.ndim - 1))
+    return rows.sum(axes, dtype=wide) if axes else rows.to(wide)

@@ -1,0 +1,250 @@
+"""RotationOut as layers: they hold the strength and the choices; the work is `rotationout.functional.rotation_out`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from .. import strength
+from ..functional import apply_noise, check_blocks, feature_mean, mask_weight
+from ..rotation import Draw
+
+__all__ = ["RotationOut", "RotationOut1d", "RotationOut2d", "RotationOut3d"]
+
+
+@dataclass(frozen=True)
+class _Preset:
+    draw: Draw
+    center: str | None
+
+
+_VECTORS = {
+    "default": _Preset(Draw(pairing="structured"), center=None),
+    "paper": _Preset(Draw(law="uniform_angle"), center="batch"),
+    "authors": _Preset(Draw(pairing_per="batch"), center="batch"),
+}
+_MAPS = {
+    "default": _Preset(Draw(pairing_per="example", side="one"), center="batch"),
+    "paper": _Preset(Draw(pairing_per="example", side="one", law="uniform_angle"), center="batch"),
+    "authors": _Preset(Draw(pairing_per="batch", angle_per="example"), center="batch"),
+}
+
+
+class _RotationOutNd(_DropoutNd):
+    """What the layers share. A dropout layer to torch, so that tools which look for those find it."""
+
+    _presets: dict[str, _Preset]
+    _scale: Tensor
+    block_size: int | None = None
+    coverage: float = 1.0
+    running_mean: Tensor | None
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        *,
+        preset: str = "default",
+        pairing: str | None = None,
+        pairing_per: str | None = None,
+        angle_per: str | None = None,
+        law: str | None = None,
+        side: str | None = None,
+        center: str | None = "default",
+        num_features: int | None = None,
+        momentum: float = 0.1,
+        sync: bool = False,
+        backend: str | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a place for it
+        self.inplace = False
+        chosen = self._presets[strength.check_choice("preset", preset, self._presets)]
+        given = {
+            "pairing": pairing,
+            "pairing_per": pairing_per,
+            "angle_per": angle_per,
+            "law": law,
+            "side": side,
+        }
+        self.draw = replace(chosen.draw, **{name: value for name, value in given.items() if value is not None})
+        if center is not None:
+            strength.check_choice("center", center, ("default", "batch", "running"))
+        self.center = chosen.center if center == "default" else center
+        self.sync = sync
+        self.backend = backend
+        self.momentum = strength.check_number("momentum", momentum)
+        if not 0.0 < self.momentum <= 1.0:
+            raise ValueError(f"momentum must be in (0, 1], got {self.momentum!r}")
+        if self.center == "running":
+            if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 2:
+                raise ValueError(
+                    f"center='running' needs num_features, the size of the feature axis, got {num_features!r}"
+                )
+            self.register_buffer("running_mean", torch.zeros(num_features))
+        else:
+            self.running_mean = None
+        self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
+        self.p = p
+
+    @property
+    def p(self) -> float:
+        """The drop probability of the Dropout this noise is matched to.
+
+        Setting it changes a number on the device, not the graph: a compiled or captured model follows a schedule
+        without recompiling, except once when p becomes zero or ceases to be.
+        """
+        return self._p
+
+    @p.setter
+    def p(self, value: float) -> None:
+        rate = strength.check_rate(value)
+        scale = strength.from_lam(self.draw.law, strength.to_lam("dropout", rate))
+        self._p, self._active = rate, rate > 0.0
+        self._scale.fill_(scale)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # The strength is fp32 whatever the model is cast to, and known even if the model came from the meta device.
+        self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
+        self.p = self._p
+        return self
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Turn ``input`` while training; padding, where ``mask`` is False, is left alone."""
+        dim, batch_dim = self._axes(input)
+        active = self.training and self._active
+        center: str | Tensor | None = self.center
+        if self.running_mean is not None:
+            if input.size(dim) != self.running_mean.numel():
+                raise ValueError(f"num_features is {self.running_mean.numel()}, but the input has {input.size(dim)}")
+            # A copy, the mean as it was before this batch: no example sees another.
+            center = self.running_mean.clone() if active else None
+        output = apply_noise(
+            input,
+            self._scale,
+            active,
+            dim=dim,
+            batch_dim=batch_dim,
+            draw=self.draw,
+            center=center,
+            mask=mask,
+            block_size=self.block_size,
+            coverage=self.coverage,
+            sync=self.sync,
+            generator=None,
+            backend=self.backend,
+        )
+        if self.training and self.running_mean is not None and input.numel():
+            weight = None if mask is None else mask_weight(mask, input.shape[:dim] + input.shape[dim + 1 :])
+            mean = feature_mean(input.detach(), weight, dim, sync=self.sync)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        return output
+
+    def extra_repr(self) -> str:
+        draw = self.draw
+        parts = [
+            f"p={self.p:g}",
+            f"{draw.pairing} per {draw.pairing_per}",
+            f"{draw.law} per {draw.angle_per}, {'one-sided' if draw.side == 'one' else 'symmetric'}",
+            f"center={self.center}",
+        ]
+        if self.block_size is not None:
+            parts.append(f"block_size={self.block_size}, coverage={self.coverage:g}")
+        return ", ".join(parts)
+
+
+class RotationOut(_RotationOutNd):
+    """RotationOut for features on the last axis, (…, D): vectors and tokens. A drop-in for `torch.nn.Dropout`.
+
+    By default every feature vector has a structured pairing and a symmetric angle of its own, and turns about the
+    origin. A ``preset`` names a set of choices: ``"default"``, ``"paper"`` (as printed) or ``"authors"`` (as in the
+    authors' public code); the arguments below change single ones. The identity in eval mode and at p = 0.
+
+    Args:
+        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        preset: ``"default"``, ``"paper"`` or ``"authors"``.
+        pairing: how features are paired; this and the next four are those of `rotationout.Draw`.
+        pairing_per: who has a pairing of its own.
+        angle_per: who has an angle of its own.
+        law: the law of the angle.
+        side: symmetric or one-sided angles.
+        center: the point to turn about: None, the origin; ``"batch"``, the mean of every feature over all other axes,
+            inside the graph; or ``"running"``, an exponential mean of past batches, saved with the model. A batch mean
+            couples the examples of a batch and, on sequences, lets a step see later ones.
+        num_features: the size of the feature axis, for ``center="running"``.
+        momentum: how much a new batch counts in the running mean.
+        sync: take means over all data-parallel processes.
+        backend: an implementation by name, instead of the fastest that can run.
+
+    >>> layer = RotationOut(p=0.2)
+    >>> layer(torch.ones(8, 16)).shape
+    torch.Size([8, 16])
+    """
+
+    _presets = _VECTORS
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        return x.ndim - 1, 0
+
+
+class _RotationOutMaps(_RotationOutNd):
+    _presets = _MAPS
+    _shape: str
+
+    def __init__(self, p: float = 0.5, *, block_size: int | None = None, coverage: float = 0.1, **choices: Any) -> None:
+        super().__init__(p, **choices)
+        if block_size is not None:
+            check_blocks(block_size, coverage, spatial=len(self._shape.split(", ")))
+        self.block_size, self.coverage = block_size, coverage
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        spatial = len(self._shape.split(", "))
+        if x.ndim == spatial + 2:
+            return 1, 0
+        if x.ndim == spatial + 1:
+            return 0, None
+        raise ValueError(
+            f"{type(self).__name__} takes (N, C, {self._shape}) or (C, {self._shape}), got {x.ndim} dimensions, "
+            f"{tuple(x.shape)}; for features on the last axis use RotationOut"
+        )
+
+
+class RotationOut1d(_RotationOutMaps):
+    """RotationOut for sequences of features, (N, C, L) or (C, L); see `RotationOut2d`."""
+
+    _shape = "L"
+
+
+class RotationOut2d(_RotationOutMaps):
+    """RotationOut for feature maps, (N, C, H, W) or (C, H, W), memory format kept (label eq13).
+
+    By default every example has a random pairing of its own and every position a one-sided angle: all positions turn in
+    the same direction, by different angles, about the batch mean of each channel.
+
+    Args:
+        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        block_size: turn only inside random blocks of this size along every axis, the combination with DropBlock of
+            section 2.3; clipped where the map is smaller.
+        coverage: the probability with which a position lies in a block.
+        choices: ``preset``, ``center`` and the others of `RotationOut`.
+
+    >>> RotationOut2d(p=0.2, block_size=7, center="running", num_features=64)
+    RotationOut2d(p=0.2, permutation per example, gaussian_tan per row, one-sided, center=running,
+        block_size=7, coverage=0.1)
+    """
+
+    _shape = "H, W"
+
+
+class RotationOut3d(_RotationOutMaps):
+    """RotationOut for volumes of features, (N, C, D, H, W) or (C, D, H, W); see `RotationOut2d`."""
+
+    _shape = "D, H, W"

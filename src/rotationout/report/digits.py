@@ -1,0 +1,120 @@
+"""The report of the digits study: its tables on the terminal, its figures and its page."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from ..experiments.records import LABELS, Study, mean_sd
+from . import figures
+from .page import Section, Table, render
+
+__all__ = ["show", "summary_table", "write"]
+
+
+def percent(values: list[float]) -> str:
+    """Mean ± sd of fractions, in per cent; the mean alone where there is one value.
+
+    >>> percent([0.93, 0.95])
+    '94.00 ± 1.41'
+    """
+    mean, sd = mean_sd(values)
+    return f"{100 * mean:.2f}" + ("" if math.isnan(sd) else f" ± {100 * sd:.2f}")
+
+
+def difference(study: Study, p: float | None = None) -> str:
+    """RotationOut − Dropout in percentage points, with its standard error over the paired seeds."""
+    mean, error = study.paired_difference("rotationout", "dropout", p)
+    text = f"{100 * mean:+.2f}".replace("-", "−")
+    return text if math.isnan(error) else f"{text} ± {100 * error:.2f}"
+
+
+def summary_table(study: Study) -> Table:
+    """One row per noise: test and train accuracy, and seconds per run."""
+    rows = []
+    for noise, label in LABELS.items():
+        runs = study.select(noise)
+        seconds, _ = mean_sd([r.seconds for r in runs])
+        test, fitted = percent([r.test_accuracy for r in runs]), percent([r.train_accuracy for r in runs])
+        rows.append([label, test, fitted, f"{seconds:.1f}"])
+    return Table(["noise", "test accuracy, %", "train accuracy, %", "seconds per run"], rows)
+
+
+def strength_table(study: Study) -> Table:
+    """One row per strength: both noises and their paired difference."""
+    rows = []
+    for p in study.rates:
+        cells = [percent([r.test_accuracy for r in study.select(noise, p)]) for noise in ("dropout", "rotationout")]
+        rows.append([f"{p:g}", *cells, difference(study, p)])
+    return Table(["p", "Dropout, %", "RotationOut, %", "difference ± s.e."], rows)
+
+
+def verdict(study: Study) -> str:
+    """The paired difference in one sentence."""
+    n = len(study.select("rotationout"))
+    pairs = f"over {n} paired seeds, ± one standard error" if n > 1 else "on a single seed, so without an error"
+    return (
+        f"RotationOut − Dropout at p = {study.p:g}: {difference(study)} percentage points of test accuracy ({pairs})."
+    )
+
+
+def sections(study: Study) -> list[Section]:
+    """What the page shows of this study."""
+    s = study.settings
+    setting = (
+        f"A network with two hidden layers of {s['width']} ReLUs learns scikit-learn’s handwritten digits from "
+        f"{s['train_examples']} examples and is tested on the other {s['test_examples']:,}, after {s['epochs']} epochs "
+        f"(Adam, learning rate {s['learning_rate']:g}, batches of {s['batch']}). The noise follows each hidden layer; "
+        f"both kinds have drop probability p = {study.p:g}: E tan²θ = p/(1 − p) = {study.p / (1 - study.p):.3g}."
+    )
+    pairing = (
+        "Each seed has its own split and initial weights, the same for every row. "
+        f"Mean ± standard deviation over seeds (n = {s['seeds']})."
+    )
+    choice = (
+        "The setting was chosen beforehand with other seeds, as one that is quick, fits every training example and "
+        "leaves room for Dropout to help."
+    )
+    return [
+        Section(
+            "Handwritten digits from few examples",
+            [setting, pairing, choice],
+            summary_table(study),
+            figures.to_svg(figures.accuracy_figure(study)),
+            "Left: test accuracy while training, mean and one standard deviation either side. "
+            "Right: every seed after the last epoch; a line joins the same split, the bar is the mean.",
+            verdict(study),
+        ),
+        Section(
+            "Other strengths",
+            ["The same at other drop probabilities. The difference is RotationOut − Dropout, paired by seed."],
+            strength_table(study),
+            figures.to_svg(figures.strength_figure(study)),
+            "Test accuracy over the drop probability, mean and one standard deviation either side.",
+        ),
+    ]
+
+
+def write(study: Study, out: Path) -> None:
+    """Write the figures (PNG and SVG) and the page under ``out``."""
+    figures.save(figures.accuracy_figure(study), out / "digits")
+    figures.save(figures.strength_figure(study), out / "digits_strength")
+    s = study.settings
+    footer = f"Measured with torch {s['torch']}, Python {s['python']}, {s['machine']}. Records: digits.json."
+    page = render("RotationOut", "Turn the features instead of dropping them.", sections(study), footer)
+    (out / "index.html").write_text(page, encoding="utf-8")
+
+
+def show(study: Study, console: Console) -> None:
+    """Print the tables."""
+    for title, table in ((f"Digits, p = {study.p:g}", summary_table(study)), ("Over p", strength_table(study))):
+        printed = RichTable(title=title, title_justify="left")
+        for i, name in enumerate(table.header):
+            printed.add_column(name, justify="right" if i else "left")
+        for row in table.rows:
+            printed.add_row(*row)
+        console.print(printed)
+    console.print(verdict(study), highlight=False)

@@ -1,0 +1,51 @@
+"""One self-contained HTML page from a list of sections: no script, no network, light, dark and on paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+__all__ = ["Section", "Table", "render"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. The first column names the row; the others are numbers."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. ``figure`` is an ``<svg>`` element; ``finding`` is the one sentence that stands out."""
+
+    title: str
+    prose: list[str]
+    table: Table | None = None
+    figure: str = ""
+    caption: str = ""
+    finding: str = ""
+
+
+def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> str:
+    """The page as HTML."""
+    environment = Environment(
+        loader=PackageLoader("rotationout.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    figures = [_own_ids(section.figure, f"f{i}-") for i, section in enumerate(sections)]
+    template = environment.get_template("page.html.j2")
+    return template.render(title=title, lead=lead, sections=list(zip(sections, figures, strict=True)), footer=footer)
+
+
+def _own_ids(svg: str, prefix: str) -> str:
+    """Ids must be unique on a page, and two figures by the same program use the same ones."""
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", svg)

@@ -1,0 +1,297 @@
+"""What is random: `Rotation`, one draw of the operator, and `sample_rotation`, the only home of randomness.
+
+A rotation pairs the features of a vector and turns every pair by one angle (labels eq4 and eq6):
+
+    R = M(θ, P) / cos θ = I + tan θ · A,        (u, v) → (u + v·tan θ, v − u·tan θ).
+
+All random numbers come from torch's own generators, so seeding, activation checkpointing, CUDA graphs, vmap and
+torch.compile behave as they do for ``torch.rand``. A draw is the same whatever the dtype of the features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import pairing, strength
+
+__all__ = ["Draw", "Rotation", "sample_rotation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """The choices that make a draw: how features are paired, how far they turn, and who shares what.
+
+    Args:
+        pairing: ``"permutation"``, a uniformly random permutation (the paper's), or ``"structured"``, one of D − 1
+            pairings that together hold every pair once, with random signs. Mean and covariance (Lemma 1) are the same;
+            structured draws are cheaper to make and to apply, but there are only (D − 1)·2^(D/2) of them.
+        pairing_per: who has a pairing of its own: every ``"row"`` (feature vector), every ``"example"``, or the
+            ``"batch"``.
+        angle_per: who has an angle of its own, likewise. On maps a row is a position.
+        law: the law of the angle, one of `rotationout.strength.LAWS`.
+        side: ``"symmetric"`` angles, or ``"one"``: only positive ones. The order inside a pair is random, so the mean
+        and
+            Lemma 1 hold for both; but positions that share a pairing turn the same way only if one-sided.
+    """
+
+    pairing: str = "permutation"
+    pairing_per: str = "row"
+    angle_per: str = "row"
+    law: str = "gaussian_tan"
+    side: str = "symmetric"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            strength.check_choice(field.name, getattr(self, field.name), _CHOICES[field.name])
+
+
+_SHARING = ("row", "example", "batch")
+_CHOICES = {
+    "pairing": ("permutation", "structured"),
+    "pairing_per": _SHARING,
+    "angle_per": _SHARING,
+    "law": strength.LAWS,
+    "side": ("symmetric", "one"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """One draw: which features are paired, the sign inside each pair, and the tangent of the angle.
+
+    The leading axes of ``tan`` (…) and of `partner` and `sign` (…, D) broadcast against those of the features once
+    their axis is moved last: (N, H, W) for a map (N, C, H, W). Build one with `from_permutation` or
+    `sample_rotation`, apply it with `rotationout.functional.rotate`, as often as you like.
+
+    Attributes:
+        tan: tan θ.
+        index: the pairing in its compact form, see `rotationout.pairing`.
+        features: D.
+        seed: where the signs of a structured pairing come from; None for an explicit one.
+    """
+
+    tan: Tensor
+    index: Tensor
+    features: int
+    seed: Tensor | None = None
+
+    @classmethod
+    def from_permutation(cls, permutation: Tensor | Sequence[int], theta: Tensor | float) -> Rotation:
+        """The rotation R = M(θ, P) / cos θ of label eq4, with P counted from 0.
+
+        Args:
+            permutation: P, shape (…, D): feature P[l] is paired with P[l + D // 2]. For odd D the last one stays idle.
+            theta: the angle, |θ| < π/2, shape (…); a tensor for which autograd tracks gradients is allowed.
+
+        >>> Rotation.from_permutation([2, 1, 0, 3], math.pi / 4).partner.tolist()
+        [2, 3, 0, 1]
+        """
+        order = torch.as_tensor(permutation)
+        if order.ndim == 0 or order.is_floating_point() or order.is_complex() or order.dtype == torch.bool:
+            raise TypeError(f"permutation must hold integers along its last axis, got {permutation!r}")
+        order = order.long()
+        features = order.size(-1)
+        if features < 2:
+            raise ValueError(f"permutation must have at least 2 features, got {features}")
+        if not torch.equal(order.sort(-1).values, torch.arange(features, device=order.device).expand_as(order)):
+            raise ValueError(
+                f"permutation must hold each of 0 … {features - 1} once (counted from 0), got {permutation!r}"
+            )
+        angle = torch.as_tensor(theta, device=order.device)
+        angle = angle if angle.is_floating_point() else angle.to(torch.get_default_dtype())
+        if not bool((angle.abs() < math.pi / 2).all()):
+            raise ValueError(f"theta must lie strictly between −π/2 and π/2, where tan θ is finite, got {theta!r}")
+        return cls(tan=angle.tan(), index=pairing.from_permutation(order), features=features)
+
+    @property
+    def theta(self) -> Tensor:
+        """θ, in radians."""
+        return self.tan.atan()
+
+    @property
+    def partner(self) -> Tensor:
+        """The partner of every feature, (…, D); an idle feature (odd D) is its own."""
+        return pairing.partner_and_sign(self.index, self.seed, self.features)[0]
+
+    @property
+    def sign(self) -> Tensor:
+        """+1 for the first feature of a pair, −1 for the second, 0 for an idle one, (…, D)."""
+        return pairing.partner_and_sign(self.index, self.seed, self.features)[1]
+
+    @property
+    def leading_shape(self) -> torch.Size:
+        """The shape against which the leading axes of the features broadcast."""
+        index_shape = self.index.shape if self.seed is not None else self.index.shape[:-1]
+        return torch.Size(torch.broadcast_shapes(self.tan.shape, index_shape))
+
+    def matrix(self, *, scaled: bool = True) -> Tensor:
+        """R = I + tan θ · A, what `rotate` multiplies by; with ``scaled=False`` the orthogonal M = R · cos θ."""
+        partner, sign = pairing.partner_and_sign(self.index, self.seed, self.features)
+        identity = torch.eye(self.features, dtype=self.tan.dtype, device=self.tan.device)
+        skew = identity[partner] * sign.unsqueeze(-1)
+        matrix = identity + self.tan[..., None, None] * skew
+        return matrix if scaled else matrix * self.theta.cos()[..., None, None]
+
+    def inverse(self) -> Rotation:
+        """The turn back by −θ. Applying both scales each vector by 1 / cos²θ (even D)."""
+        return Rotation(-self.tan, self.index, self.features, self.seed)
+
+    def to(self, device: torch.device | str) -> Rotation:
+        """The same draw on another device."""
+        seed = None if self.seed is None else self.seed.to(device)
+        return Rotation(self.tan.to(device), self.index.to(device), self.features, seed)
+
+    def __repr__(self) -> str:
+        kind = "table" if self.seed is None else "structured"
+        return f"Rotation(features={self.features}, leading_shape={tuple(self.leading_shape)}, pairing={kind!r})"
+
+
+def sample_rotation(
+    shape: Sequence[int],
+    p: float = 0.5,
+    *,
+    dim: int = -1,
+    batch_dim: int | None = 0,
+    draw: Draw | None = None,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Rotation:
+    """Draw a rotation for features of the given shape, as strong as Dropout with drop probability ``p``.
+
+    Args:
+        shape: the shape of the tensor to be rotated.
+        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        dim: the feature axis.
+        batch_dim: the axis that counts examples; None for a single example without one.
+        draw: what is drawn and who shares it; `Draw()` if not given.
+        generator: where the random numbers come from; torch's default generator of ``device`` if not given.
+        device: where the draw lives.
+
+    >>> sample_rotation((32, 64, 8, 8), 0.2, dim=1, draw=Draw(pairing_per="example")).leading_shape
+    torch.Size([32, 8, 8])
+    """
+    draw = Draw() if draw is None else draw
+    size = tuple(int(n) for n in shape)
+    feature_axis = resolve_axis("dim", dim, len(size))
+    check_features(size[feature_axis], dim)
+    batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size))
+    leading = size[:feature_axis] + size[feature_axis + 1 :]
+    scale = strength.from_lam(draw.law, strength.to_lam("dropout", p))
+    where = torch.device(device) if device is not None else generator.device if generator is not None else None
+    return sample(leading, size[feature_axis], scale, draw, batch_axis, generator, where)
+
+
+def resolve_axis(name: str, axis: int, ndim: int) -> int:
+    """``axis`` counted from the front, or an IndexError that names the argument."""
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise TypeError(f"{name} must be an integer, got {type(axis).__name__} {axis!r}")
+    if not -ndim <= axis < ndim:
+        raise IndexError(f"{name} = {axis} does not exist in a tensor with {ndim} dimensions")
+    return axis % ndim
+
+
+def leading_batch_axis(batch_dim: int | None, feature_axis: int, ndim: int) -> int | None:
+    """``batch_dim`` as an axis of the leading shape, that is, of the shape without the feature axis."""
+    if batch_dim is None or ndim == 1:
+        return None
+    axis = resolve_axis("batch_dim", batch_dim, ndim)
+    if axis == feature_axis:
+        raise ValueError(f"batch_dim = {batch_dim} is the feature axis; for a single example pass batch_dim=None")
+    return axis - (axis > feature_axis)
+
+
+def check_features(features: int, dim: int) -> None:
+    """A rotation needs a pair."""
+    if features < 2:
+        raise ValueError(
+            f"the feature axis dim = {dim} has size {features}, but a rotation needs at least 2 features to pair; "
+            "choose the axis that holds the features"
+        )
+
+
+def sample(
+    leading: tuple[int, ...],
+    features: int,
+    scale: float | Tensor,
+    draw: Draw,
+    batch_axis: int | None,
+    generator: torch.Generator | None,
+    device: torch.device | None,
+) -> Rotation:
+    """`sample_rotation` after the checks, for a law with parameter ``scale``: a number, or a tensor on the device."""
+    source = _source(generator, device)
+
+    def shared(per: str) -> tuple[int, ...]:
+        if per == "row":
+            return leading
+        return tuple(n if per == "example" and axis == batch_axis else 1 for axis, n in enumerate(leading))
+
+    seed: Tensor | None = None
+    pairs = shared(draw.pairing_per)
+    if draw.pairing == "structured":
+        index = torch.randint(pairing.count_structured(features), pairs, **source)
+        index = index.to(pairing.index_dtype(features))
+        seed = torch.randint(2**63 - 1, (), **source)
+    else:
+        # Sorting 63-bit keys: fp32 ones would tie often enough to favour the original order.
+        keys = torch.randint(2**63 - 1, (*pairs, features), **source)
+        index = pairing.from_permutation(keys.argsort(-1))
+    tan = _sample_tan(shared(draw.angle_per), scale, draw, source)
+    if features % 2:  # one feature is idle in every draw: the others make up for it
+        tan = tan * math.sqrt(features / (features - 1))
+    return Rotation(tan, index, features, seed)
+
+
+def _source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:
+    """Keyword arguments for torch's samplers. ``generator=None`` is left out: with it they take no symbolic sizes."""
+    return {"device": device} if generator is None else {"device": device, "generator": generator}
+
+
+def _sample_tan(shape: tuple[int, ...], scale: float | Tensor, draw: Draw, source: dict[str, Any]) -> Tensor:
+    one_sided = draw.side == "one"
+    if draw.law == "gaussian_tan":
+        tan = torch.randn(shape, dtype=torch.float32, **source) * scale
+        return tan.abs() if one_sided else tan
+    uniform = torch.rand(shape, dtype=torch.float32, **source)
+    if not one_sided:
+        uniform = 2 * uniform - 1
+    if draw.law == "uniform_tan":
+        return uniform * scale
+    if draw.law == "uniform_angle":
+        return (uniform * scale).tan()
+    sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, device=uniform.device)
+    inside = torch.erf(strength.ANGLE_LIMIT / (math.sqrt(2) * sigma))
+    quantile = (uniform * inside).clamp(-1 + 2**-24, 1 - 2**-24)  # erfinv is infinite at ±1
+    return (math.sqrt(2) * sigma * torch.erfinv(quantile)).tan()
+
+
+def sample_blocks(
+    leading: tuple[int, ...],
+    spatial: int,
+    block_size: int,
+    coverage: float,
+    generator: torch.Generator | None,
+    device: torch.device | None,
+) -> Tensor:
+    """True inside random blocks of the last ``spatial`` axes of ``leading``, everywhere with probability ``coverage``.
+
+    A position lies in b^d possible blocks (b clipped to the map on each axis), one for each seed of a grid that reaches
+    b − 1 beyond the map; it is covered unless none of them has one: c = 1 − (1 − γ)^(b^d). Exact at the border too,
+    unlike DropBlock's own approximation (Ghiasi et al. 2018).
+    """
+    sizes = leading[len(leading) - spatial :]
+    blocks = [min(block_size, n) for n in sizes]
+    gamma = -math.expm1(math.log1p(-coverage) / math.prod(blocks)) if coverage < 1 else 1.0
+    grid = [n + b - 1 for n, b in zip(sizes, blocks, strict=True)]
+    examples = leading[: len(leading) - spatial]
+    seeds = torch.rand((*examples, *grid), dtype=torch.float32, **_source(generator, device)) < gamma
+    covered = seeds
+    for axis, block in enumerate(blocks, start=len(examples)):
+        covered = covered.unfold(axis, block, 1).any(-1)
+    return covered

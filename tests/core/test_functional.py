@@ -1,0 +1,334 @@
+"""Exact properties of `rotate` and `rotation_out`: values, derivatives, layouts, centring, masks, blocks, bad input."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import rotationout as ro
+from rotationout.functional import rotate, rotation_out
+
+MAPS = ro.Draw(pairing_per="example", side="one")
+STRUCTURED = ro.Draw(pairing="structured")
+PADDED = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def by_matrix(x: Tensor, rotation: ro.Rotation, mean: Tensor | None, dim: int) -> Tensor:
+    """R(x − m) + m by matrix multiplication in fp64."""
+    features = x.double().movedim(dim, -1)
+    about = torch.zeros(()) if mean is None else mean.double()
+    turned = (rotation.matrix().double() @ (features - about).unsqueeze(-1)).squeeze(-1) + about
+    return turned.movedim(-1, dim)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tensor, int, int | None, ro.Draw, bool, str]:
+    """Tensors of any shape and stride, with a feature axis anywhere."""
+    ndim = draw(st.integers(1, 4))
+    dim = draw(st.integers(0, ndim - 1))
+    shape = [draw(st.integers(1, 5)) for _ in range(ndim)]
+    shape[dim] = draw(st.one_of(st.integers(2, 9), st.sampled_from([16, 32, 33, 48])))
+    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+    order = draw(st.permutations(range(ndim)))
+    step = draw(st.integers(1, 2))
+    base = torch.randn([shape[axis] * step for axis in order]).to(dtype)
+    x = base[tuple(slice(None, None, step) for _ in order)].permute([order.index(axis) for axis in range(ndim)])
+    others = [axis for axis in range(ndim) if axis != dim]
+    batch_dim = draw(st.sampled_from([None, *others]))
+    choice = ro.Draw(
+        pairing=draw(st.sampled_from(["permutation", "structured"])),
+        pairing_per=draw(st.sampled_from(["row", "example", "batch"])),
+        angle_per=draw(st.sampled_from(["row", "example", "batch"])),
+    )
+    return x, dim, batch_dim, choice, draw(st.booleans()), draw(st.sampled_from(["reference", "cpu"]))
+
+
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=cases())
+def test_any_shape_stride_axis_and_dtype_equals_the_matrix_form(
+    case: tuple[Tensor, int, int | None, ro.Draw, bool, str],
+) -> None:
+    x, dim, batch_dim, choice, centred, backend = case
+    rotation = ro.sample_rotation(x.shape, 0.4, dim=dim, batch_dim=batch_dim, draw=choice)
+    mean = torch.randn(x.size(dim), dtype=torch.promote_types(x.dtype, torch.float32)) if centred else None
+    y = rotate(x, rotation, mean, dim=dim, backend=backend)
+    expected = by_matrix(x, rotation, mean, dim)
+    assert y.dtype == x.dtype
+    assert y.shape == x.shape
+    tolerance = TOLERANCE[x.dtype]
+    torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("features", [16, 48, 1024, 2064])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_structured_rows_of_every_width(features: int, backend: str) -> None:
+    x, mean = torch.randn(3, 5, features), torch.randn(features)
+    rotation = ro.sample_rotation(x.shape, 0.4, draw=STRUCTURED)
+    y = rotate(x, rotation, mean, backend=backend)
+    torch.testing.assert_close(y.double(), by_matrix(x, rotation, mean, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_for_every_row() -> None:
+    x, mean = torch.randn(4, 6, 3), torch.randn(4, 1, 6)
+    rotation = ro.sample_rotation(x.shape, 0.4, dim=1)
+    for backend in ("reference", "cpu"):
+        y = rotate(x, rotation, mean, dim=1, backend=backend)
+        torch.testing.assert_close(y.double(), by_matrix(x, rotation, mean, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_one_rotation_for_all() -> None:
+    x = torch.randn(5, 4, 3)
+    rotation = ro.Rotation.from_permutation([2, 1, 0, 3], 0.3)
+    torch.testing.assert_close(
+        rotate(x, rotation, dim=1).double(), by_matrix(x, rotation, None, 1), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_infinite_features_stay_where_they_are() -> None:
+    x = torch.randn(2, 16)
+    x[0, 3] = torch.inf
+    rotation = ro.sample_rotation(x.shape, 0.4, draw=STRUCTURED)
+    y = rotate(x, rotation)
+    partner = rotation.partner[0, 3].item()
+    finite = [i for i in range(16) if i not in (3, partner)]
+    assert torch.isfinite(y[0, finite]).all()
+    assert torch.isfinite(y[1]).all()
+
+
+def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same draw at every call."""
+
+    def wrapped(*args: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return function(*args)
+
+    return wrapped
+
+
+DERIVATIVES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "vectors": ((3, 16), {"draw": STRUCTURED}),
+    "odd": ((3, 5), {}),
+    "maps, batch mean": ((2, 4, 3), {"dim": 1, "draw": MAPS, "center": "batch"}),
+    "blocks": ((2, 4, 3), {"dim": 1, "draw": MAPS, "center": "batch", "block_size": 2, "coverage": 0.5}),
+    "mask": ((2, 4, 3), {"dim": 1, "draw": MAPS, "center": "batch", "mask": PADDED}),
+    "mask, un-centred": ((2, 4, 3), {"dim": 1, "draw": MAPS, "mask": PADDED}),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_first_and_second_derivatives_backward_and_forward(name: str, backend: str) -> None:
+    shape, choices = DERIVATIVES[name]
+    function = seeded(lambda x: rotation_out(x, 0.3, backend=backend, **choices))
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(function, x, check_forward_ad=True)
+    assert gradgradcheck(function, x, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("mean_shape", [(6,), (3, 1, 6)])
+def test_derivatives_in_the_mean(mean_shape: tuple[int, ...]) -> None:
+    x = torch.randn(3, 6, 2, dtype=torch.float64, requires_grad=True)
+    mean = torch.randn(mean_shape, dtype=torch.float64, requires_grad=True)
+    rotation = ro.sample_rotation(x.shape, 0.3, dim=1)
+    assert gradcheck(lambda x, m: rotate(x, rotation, m, dim=1), (x, mean), check_forward_ad=True)
+    assert gradgradcheck(lambda x, m: rotate(x, rotation, m, dim=1), (x, mean), check_fwd_over_rev=True)
+    _, tangent = torch.func.jvp(lambda m: rotate(x.detach(), rotation, m, dim=1), (mean.detach(),), (mean.detach(),))
+    difference = rotate(x, rotation, 2 * mean, dim=1) - rotate(x, rotation, mean, dim=1)
+    torch.testing.assert_close(tangent, difference.detach())
+
+
+def test_an_angle_can_be_learned() -> None:
+    theta = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 4, dtype=torch.float64)
+    order = [2, 1, 0, 3]
+    assert gradcheck(lambda angle: rotate(x, ro.Rotation.from_permutation(order, angle)), theta)
+
+
+def test_the_gradient_of_the_centred_form_is_that_of_plain_autograd() -> None:
+    x = torch.randn(6, 8, 5, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(3)
+    (fast,) = torch.autograd.grad(rotation_out(x, 0.3, dim=1, draw=MAPS, center="batch").pow(3).sum(), x)
+    torch.manual_seed(3)
+    rotation = ro.sample_rotation(x.shape, 0.3, dim=1, draw=MAPS)
+    about = x - x.mean((0, 2), keepdim=True)
+    other = about.movedim(1, -1).gather(-1, rotation.partner.expand(6, 5, 8)) * rotation.sign
+    plain = x + (rotation.tan.double().unsqueeze(-1) * other).movedim(-1, 1)
+    (slow,) = torch.autograd.grad(plain.pow(3).sum(), x)
+    torch.testing.assert_close(fast, slow)
+
+
+@pytest.mark.parametrize("center", [None, "batch"])
+def test_vmap_in_both_randomness_modes(center: str | None) -> None:
+    x = torch.randn(1, 5, 6).expand(4, 5, 6)
+
+    def noisy(rows: Tensor) -> Tensor:
+        return rotation_out(rows, 0.3, draw=STRUCTURED, center=center)
+
+    same = torch.vmap(noisy, randomness="same")(x)
+    different = torch.vmap(noisy, randomness="different")(x)
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+    expected = torch.linalg.vector_norm(x, dim=-1)
+    assert (torch.linalg.vector_norm(different, dim=-1) >= expected * 0.5).all()
+    for randomness in ("same", "different"):
+        inner = torch.vmap(torch.func.grad(lambda rows: noisy(rows).pow(2).sum()), randomness=randomness)(x)
+        assert inner.shape == x.shape
+        torch.manual_seed(1)
+        outer = torch.func.grad(lambda rows: torch.vmap(noisy, randomness=randomness)(rows).pow(2).sum())(x)  # noqa: B023
+        torch.manual_seed(1)
+        value = torch.vmap(noisy, randomness=randomness)(x).pow(2).sum()
+        # The noise is linear in x, so x · grad of a square is twice the square.
+        torch.testing.assert_close((outer * x).sum(), 2 * value)
+
+
+def test_vmap_over_rotations_agrees_with_a_loop() -> None:
+    x, tan = torch.randn(3, 5, 6), torch.rand(3, 5)
+    index = ro.sample_rotation((5, 6), 0.3).index
+    mean = torch.randn(3, 6)
+    batched = torch.vmap(lambda x, t, m: rotate(x, ro.Rotation(t, index, 6), m))(x, tan, mean)
+    for i in range(3):
+        torch.testing.assert_close(batched[i], rotate(x[i], ro.Rotation(tan[i], index, 6), mean[i]))
+
+
+def test_identity_when_not_training_or_without_strength() -> None:
+    x = torch.randn(4, 6)
+    assert rotation_out(x, 0.5, training=False) is x
+    assert rotation_out(x, 0.0) is x
+
+
+@pytest.mark.parametrize("center", [None, "batch"])
+def test_empty_batches(center: str | None) -> None:
+    x = torch.randn(0, 6, 4, requires_grad=True)
+    y = rotation_out(x, 0.5, dim=1, center=center)
+    y.sum().backward()
+    assert y.shape == x.shape
+
+
+@pytest.mark.parametrize("center", [None, "batch"])
+@pytest.mark.parametrize("choice", [MAPS, STRUCTURED, ro.Draw()])
+def test_memory_format_is_kept(center: str | None, choice: ro.Draw) -> None:
+    x = torch.randn(2, 16, 3, 5).to(memory_format=torch.channels_last).requires_grad_()
+    y = rotation_out(x, 0.5, dim=1, draw=choice, center=center)
+    assert y.stride() == x.stride()
+    y.backward(torch.ones_like(x))
+    assert x.grad is not None
+    assert x.grad.stride() == x.stride()
+    assert rotation_out(torch.randn(2, 16, 3, 5), 0.5, dim=1, center=center).is_contiguous()
+
+
+def test_layouts_agree_for_the_same_draw() -> None:
+    x = torch.randn(2, 16, 3, 5)
+    for choice in (MAPS, STRUCTURED):
+        rotation = ro.sample_rotation(x.shape, 0.5, dim=1, draw=choice)
+        last = rotate(x.to(memory_format=torch.channels_last), rotation, dim=1)
+        torch.testing.assert_close(rotate(x, rotation, dim=1), last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    x = torch.randn(8, 16).to(dtype)
+    rotation = ro.sample_rotation(x.shape, 0.4)
+    assert torch.equal(rotate(x, rotation), rotate(x.float(), rotation).to(dtype))
+
+
+def test_the_draw_does_not_depend_on_the_dtype() -> None:
+    x = torch.randn(8, 16, dtype=torch.float64)
+    outputs = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        torch.manual_seed(7)
+        outputs.append(rotation_out(x.to(dtype), 0.4).double())
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outputs[2], outputs[0], rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("center", [None, "batch"])
+def test_padding_is_left_alone_and_not_averaged(center: str | None) -> None:
+    x = torch.randn(2, 3, 8)
+    torch.manual_seed(2)
+    y = rotation_out(x, 0.5, mask=PADDED, center=center)
+    assert torch.equal(y[0, 2], x[0, 2])
+    assert not torch.equal(y[0, 1], x[0, 1])
+    disturbed = x.clone()
+    disturbed[0, 2] = 1e3
+    torch.manual_seed(2)
+    again = rotation_out(disturbed, 0.5, mask=PADDED, center=center)
+    torch.testing.assert_close(again[PADDED], y[PADDED])
+
+
+def rows_that_change(center: str | Tensor | None) -> int:
+    """How many of 4 × 3 rows of the output change when one row of the input does."""
+    x = torch.randn(4, 3, 8)
+    outputs = []
+    for offset in (0.0, 1.0):
+        x[1, 1] += offset
+        torch.manual_seed(9)
+        outputs.append(rotation_out(x, 0.5, center=center, draw=ro.Draw(pairing_per="example", side="one")))
+    return int((outputs[0] != outputs[1]).any(-1).sum())
+
+
+def test_no_example_and_no_time_step_sees_another_unless_centred_on_the_batch() -> None:
+    assert rows_that_change(None) == 1
+    assert rows_that_change(torch.randn(8)) == 1
+    assert rows_that_change("batch") == 12
+
+
+def test_blocks_turn_only_some_positions() -> None:
+    x = torch.randn(64, 6, 9, 9)
+    changed = (rotation_out(x, 0.5, dim=1, draw=MAPS, block_size=3, coverage=0.2) != x).any(1)
+    assert 0.1 < changed.float().mean() < 0.3
+    everywhere = (rotation_out(x, 0.5, dim=1, draw=MAPS, block_size=30, coverage=1.0) != x).any(1)
+    assert everywhere.all()
+
+
+X = torch.randn(4, 6)
+FITTING = ro.sample_rotation((4, 6), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: rotation_out(X.long(), 0.5), TypeError, r"floating-point tensor, got torch.int64.*x.float\(\)"),
+        (lambda: rotation_out(X.to(torch.complex64), 0.5), TypeError, "got torch.complex64"),
+        (lambda: rotation_out([1.0, 2.0], 0.5), TypeError, "x must be a Tensor, got list"),
+        (lambda: rotation_out(torch.tensor(1.0), 0.5), ValueError, "without dimensions"),
+        (lambda: rotation_out(X[:, :1], 0.5), ValueError, "dim = -1 has size 1"),
+        (lambda: rotation_out(X[:, :0], 0.5), ValueError, "dim = -1 has size 0"),
+        (lambda: rotation_out(X[:, :1], 0.5, training=False), ValueError, "dim = -1 has size 1"),
+        (lambda: rotation_out(X, 0.5, dim=5), IndexError, "dim = 5 does not exist"),
+        (lambda: rotation_out(X, 1.0), ValueError, r"must be in \[0, 1\), got 1.0"),
+        (lambda: rotation_out(X, float("nan")), ValueError, "got nan"),
+        (lambda: rotation_out(X, "half"), TypeError, "p must be a number, got str"),
+        (lambda: rotation_out(X, 0.5, center="mean"), ValueError, "center must be one of 'batch', got 'mean'"),
+        (lambda: rotation_out(X[:1], 0.5, center="batch"), ValueError, "more than one value per feature"),
+        (lambda: rotation_out(X, 0.9, draw=ro.Draw(law="gaussian_angle")), ValueError, "reaches λ = 1.85"),
+        (lambda: rotation_out(X, 0.5, block_size=2), ValueError, "axes after the feature axis"),
+        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=0), ValueError, "positive integer"),
+        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=0.0), ValueError, r"in \(0, 1\]"),
+        (lambda: rotation_out(X, 0.5, mask=torch.ones(4)), TypeError, "mask must be a boolean tensor"),
+        (
+            lambda: rotation_out(X, 0.5, mask=torch.ones(3, dtype=torch.bool)),
+            ValueError,
+            r"mask must broadcast to \(4,\)",
+        ),
+        (lambda: rotation_out(X, 0.5, backend="cuda"), ValueError, "backend must be one of"),
+        (lambda: rotate(X, FITTING.matrix()), TypeError, "rotation must be a Rotation, got Tensor"),
+        (lambda: rotate(X[:, :4], FITTING), ValueError, "rotation turns 6 features, but x has 4 along dim = -1"),
+        (lambda: rotate(X[:3], FITTING), ValueError, r"leading shape \(4,\), which does not broadcast to \(3,\)"),
+        (lambda: rotate(X[0], FITTING), ValueError, r"does not broadcast to \(\)"),
+        (lambda: rotate(X, FITTING, torch.zeros(5)), ValueError, r"mean must have shape \(6,\)"),
+        (lambda: rotate(X, FITTING, torch.zeros(1)), ValueError, r"mean must have shape \(6,\)"),
+        (lambda: rotate(X.to("meta"), FITTING), ValueError, r"rotation is on cpu and x on meta; move it"),
+        (lambda: rotate(X, FITTING, torch.zeros(6, device="meta")), ValueError, "mean is on meta and x on cpu"),
+    ],
+)
+def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,238 @@
+"""The layers: drop-in behaviour, strength as a buffer, presets, running mean, bad input."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+import rotationout as ro
+
+LAYERS: list[tuple[Callable[..., nn.Module], tuple[int, ...]]] = [
+    (ro.RotationOut, (5, 8)),
+    (ro.RotationOut1d, (5, 8, 7)),
+    (ro.RotationOut2d, (5, 8, 4, 3)),
+    (ro.RotationOut3d, (5, 8, 2, 3, 2)),
+]
+each_layer = pytest.mark.parametrize(("layer", "shape"), LAYERS)
+
+
+@each_layer
+def test_training_turns_and_eval_does_not(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
+    module, x = layer(p=0.3), torch.randn(shape)
+    assert not torch.equal(module(x), x)
+    assert not torch.equal(module(x), module(x))
+    assert nn.Sequential(module).eval()(x) is x
+    module.train().p = 0.0
+    assert module(x) is x
+
+
+@each_layer
+@pytest.mark.parametrize("preset", ["default", "paper", "authors"])
+def test_presets_train(layer: Callable[..., nn.Module], shape: tuple[int, ...], preset: str) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    y = layer(0.3, preset=preset)(x)
+    y.square().sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+
+
+def test_presets_are_those_of_the_paper_and_its_authors() -> None:
+    paper, authors = ro.RotationOut2d(preset="paper"), ro.RotationOut2d(preset="authors")
+    assert (paper.draw.law, paper.draw.side, paper.draw.pairing_per, paper.draw.angle_per, paper.center) == (
+        ("uniform_angle", "one", "example", "row", "batch")
+    )
+    assert (authors.draw.law, authors.draw.side, authors.draw.pairing_per, authors.draw.angle_per, authors.center) == (
+        ("gaussian_tan", "symmetric", "batch", "example", "batch")
+    )
+    default = ro.RotationOut()
+    assert (default.draw.pairing, default.draw.pairing_per, default.draw.side, default.center) == (
+        ("structured", "row", "symmetric", None)
+    )
+    assert ro.RotationOut2d(preset="authors", law="uniform_tan").draw.law == "uniform_tan"
+    assert ro.RotationOut2d(center=None).center is None
+
+
+@each_layer
+def test_unbatched_input_is_one_example(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape[1:])
+    y = layer(0.3)(x)
+    assert y.shape == x.shape
+    assert not torch.equal(y, x)
+
+
+@each_layer
+def test_no_state_is_added(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
+    assert layer(0.3).state_dict() == {}
+    assert list(layer(0.3).parameters()) == []
+
+
+@each_layer
+def test_copies_and_pickles(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
+    module, x = layer(0.3, law="uniform_angle"), torch.randn(shape)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.manual_seed(1)
+        expected = module(x)
+        torch.manual_seed(1)
+        assert torch.equal(twin(x), expected)
+        twin.p = 0.0
+        assert module.p == 0.3
+
+
+def test_seeding_is_torchs() -> None:
+    module, x = ro.RotationOut(0.3), torch.randn(4, 6)
+    torch.manual_seed(0)
+    first = module(x)
+    torch.manual_seed(0)
+    assert torch.equal(module(x), first)
+
+
+def test_activation_checkpointing_repeats_the_draw() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    module, x = nn.Sequential(nn.Linear(6, 6), ro.RotationOut(0.5), nn.Tanh()), torch.randn(4, 6, requires_grad=True)
+    gradients = []
+    for run in (module, lambda x: checkpoint(module, x, use_reentrant=False)):
+        torch.manual_seed(0)
+        gradients.append(torch.autograd.grad(run(x).square().sum(), x)[0])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_p_is_a_number_that_can_be_changed() -> None:
+    module = ro.RotationOut2d(0.2)
+    assert module.p == 0.2
+    address = module._scale.data_ptr()
+    module.p = 0.5
+    assert module.p == 0.5
+    assert module._scale.data_ptr() == address, "a captured graph reads this address"
+    assert module._scale.item() == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="p is a drop probability"):
+        module.p = 1.0
+    assert module.p == 0.5
+
+
+@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double])
+def test_strength_survives_casts(cast: Callable[[nn.Module], nn.Module]) -> None:
+    module = ro.RotationOut(0.3)
+    cast(nn.Sequential(module))
+    assert module._scale.dtype == torch.float32
+    assert module._scale.item() == pytest.approx((0.3 / 0.7) ** 0.5)
+
+
+def test_strength_survives_the_meta_device() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(ro.RotationOut(0.3))
+    module.to_empty(device="cpu")
+    assert module[0]._scale.item() == pytest.approx((0.3 / 0.7) ** 0.5)
+
+
+def test_torch_takes_it_for_a_dropout_layer() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.3), ro.RotationOut2d(0.1))
+    assert [module.p for module in model.modules() if isinstance(module, _DropoutNd)] == [0.3, 0.1]
+
+
+def test_running_mean_is_tracked_saved_and_used_before_it_is_updated() -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=6, momentum=0.5)
+    assert list(module.state_dict()) == ["running_mean"]
+    x = torch.randn(32, 6) + 3
+    torch.manual_seed(0)
+    first = module(x)
+    torch.testing.assert_close(module.running_mean, 0.5 * x.mean(0))
+    torch.manual_seed(0)
+    assert torch.equal(first, ro.RotationOut(0.5)(x)), "the mean before the first batch is 0"
+    twin = ro.RotationOut(0.5, center="running", num_features=6)
+    twin.load_state_dict(module.state_dict())
+    assert torch.equal(twin.running_mean, module.running_mean)
+    before = module.running_mean.clone()
+    module.eval()(x)
+    assert torch.equal(module.running_mean, before)
+
+
+def test_running_mean_on_maps_ignores_padding() -> None:
+    module = ro.RotationOut1d(0.5, center="running", num_features=4, momentum=1.0)
+    x = torch.randn(3, 4, 5)
+    mask = torch.rand(3, 5) < 0.6
+    module(x, mask=mask)
+    torch.testing.assert_close(module.running_mean, x.movedim(1, -1)[mask].mean(0))
+
+
+def test_running_mean_lets_no_example_see_another() -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=8)
+    module(torch.randn(64, 8) + 2)
+    state = copy.deepcopy(module.state_dict())
+    x = torch.randn(5, 3, 8)
+    outputs = []
+    for offset in (0.0, 1.0):
+        module.load_state_dict(state)
+        x[1, 1] += offset
+        torch.manual_seed(0)
+        outputs.append(module(x))
+    assert (outputs[0] != outputs[1]).any(-1).sum() == 1
+
+
+def test_gradients_flow_through_a_running_mean_that_is_updated() -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=6)
+    x = torch.randn(8, 6, requires_grad=True)
+    module(module(x)).sum().backward()
+    assert x.grad is not None
+
+
+def test_what_it_says_of_itself() -> None:
+    text = repr(ro.RotationOut2d(0.2, block_size=7))
+    assert text == (
+        "RotationOut2d(p=0.2, permutation per example, gaussian_tan per row, one-sided, center=batch, "
+        "block_size=7, coverage=0.1)"
+    )
+    assert "symmetric, center=None" in repr(ro.RotationOut(0.2))
+
+
+def test_state_dict_travels_through_a_file() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.3))
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.1)).load_state_dict(torch.load(file, weights_only=True))
+
+
+MAP = torch.randn(2, 8, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ro.RotationOut(1.0), ValueError, r"p is a drop probability and must be in \[0, 1\)"),
+        (lambda: ro.RotationOut("0.5"), TypeError, "p must be a number"),
+        (lambda: ro.RotationOut(preset="auhtors"), ValueError, "did you mean 'authors'"),
+        (lambda: ro.RotationOut(law="gaussian"), ValueError, "law must be one of 'gaussian_tan'"),
+        (lambda: ro.RotationOut(center="mean"), ValueError, "center must be one of"),
+        (lambda: ro.RotationOut(center="running"), ValueError, "needs num_features"),
+        (lambda: ro.RotationOut(center="running", num_features=1), ValueError, "needs num_features"),
+        (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\]"),
+        (lambda: ro.RotationOut(0.9, law="gaussian_angle"), ValueError, "reaches λ = 1.85"),
+        (lambda: ro.RotationOut2d(block_size=0), ValueError, "block_size must be a positive integer"),
+        (lambda: ro.RotationOut2d(block_size=3, coverage=2.0), ValueError, r"coverage must be in \(0, 1\]"),
+        (lambda: ro.RotationOut2d(dim=3), TypeError, "unexpected keyword argument 'dim'"),
+        (
+            lambda: ro.RotationOut2d()(MAP[0, 0]),
+            ValueError,
+            r"RotationOut2d takes \(N, C, H, W\) or \(C, H, W\), got 2",
+        ),
+        (lambda: ro.RotationOut1d()(MAP), ValueError, r"RotationOut1d takes \(N, C, L\) or \(C, L\), got 4"),
+        (lambda: ro.RotationOut3d()(MAP[0]), ValueError, r"takes \(N, C, D, H, W\)"),
+        (lambda: ro.RotationOut2d()(MAP[:1, :, :1, :1]), ValueError, "more than one value per feature"),
+        (
+            lambda: ro.RotationOut(center="running", num_features=3)(MAP),
+            ValueError,
+            "num_features is 3, but the input has 4",
+        ),
+        (lambda: ro.RotationOut()(MAP.long()), TypeError, "got torch.int64"),
+        (lambda: ro.RotationOut(backend="nope")(MAP), ValueError, "backend must be one of"),
+    ],
+)
+def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

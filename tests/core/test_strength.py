@@ -1,0 +1,81 @@
+"""One scale of strength: conversions against the definitions and against the values checked for the paper."""
+
+import math
+
+import pytest
+import torch
+
+from rotationout import strength
+
+
+@pytest.mark.parametrize("kind", strength.KINDS)
+@pytest.mark.parametrize("lam", [0.0, 1e-8, 1 / 9, 0.25, 3 / 7, 1.0, 1.8])
+def test_round_trip(kind: str, lam: float) -> None:
+    assert strength.to_lam(kind, strength.from_lam(kind, lam)) == pytest.approx(lam, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("lam", "degrees"), [(1 / 9, 31.1), (1 / 4, 43.5), (3 / 7, 52.8), (2 / 3, 60.3), (1.0, 66.8)])
+def test_uniform_angle_of_the_table_in_the_paper(lam: float, degrees: float) -> None:
+    assert math.degrees(strength.from_lam("uniform_angle", lam)) == pytest.approx(degrees, abs=0.05)
+
+
+@pytest.mark.parametrize(("keep", "sigma"), [(0.9, 0.333), (0.8, 0.5), (0.7, 0.655), (0.6, 0.816)])
+def test_sigma_of_table_1(keep: float, sigma: float) -> None:
+    assert strength.convert(1 - keep, "dropout", "gaussian_tan") == pytest.approx(sigma, abs=6e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 8.0])
+def test_gaussian_angle_against_a_fine_sum(sigma: float) -> None:
+    theta = torch.linspace(0, strength.ANGLE_LIMIT, 200_001, dtype=torch.float64)
+    density = torch.exp(-0.5 * (theta / sigma) ** 2)
+    expected = torch.trapezoid(density * theta.tan() ** 2, theta) / torch.trapezoid(density, theta)
+    assert strength.to_lam("gaussian_angle", sigma) == pytest.approx(expected.item(), rel=1e-8)
+
+
+def test_uout_is_its_variance() -> None:
+    assert strength.to_lam("uout", 0.6) == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("bound", [math.pi / 2, 1.6, 3.0])
+def test_infinite_variance_is_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match=r"infinite.*less than π/2"):
+        strength.to_lam("uniform_angle", bound)
+
+
+def test_a_strength_out_of_reach_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'gaussian_angle'.*reaches λ = 1\.85.*asked for λ = 9"):
+        strength.convert(0.9, "dropout", "gaussian_angle")
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, math.nan, math.inf])
+def test_rates_out_of_range(p: float) -> None:
+    with pytest.raises(ValueError, match=r"p is a drop probability and must be in \[0, 1\)"):
+        strength.check_rate(p)
+
+
+@pytest.mark.parametrize("p", ["0.5", None, True, [0.5], 0.5j])
+def test_rates_that_are_no_number(p: object) -> None:
+    with pytest.raises(TypeError, match="p must be a number"):
+        strength.check_rate(p)
+
+
+def test_a_tensor_is_no_rate() -> None:
+    with pytest.raises(TypeError, match=r"tensor\.item\(\)"):
+        strength.check_rate(torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("lam", [-1.0, math.inf, math.nan])
+def test_bad_lam(lam: float) -> None:
+    with pytest.raises(ValueError, match="lam must be finite and not negative"):
+        strength.from_lam("dropout", lam)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_bad_parameter(value: float) -> None:
+    with pytest.raises(ValueError, match="'gaussian' must be finite and not negative"):
+        strength.to_lam("gaussian", value)
+
+
+def test_unknown_kind_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'uniform_angle'"):
+        strength.to_lam("uniform_angel", 0.1)

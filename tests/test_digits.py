@@ -1,0 +1,136 @@
+"""The digits study from the command line to the page."""
+
+import json
+import re
+import statistics
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+pytest.importorskip("rich")
+
+from rotationout.experiments import digits
+from rotationout.experiments.records import Study
+
+FILES = ("digits.json", "digits.png", "digits.svg", "digits_strength.png", "digits_strength.svg", "index.html")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits") / "new" / "out"
+    assert digits.main(["--epochs", "2", "--seeds", "2", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_writes_everything(out):
+    for name in FILES:
+        assert (out / name).stat().st_size > 500, name
+
+
+def test_page_shows_the_means_of_the_records(out):
+    records = json.loads((out / "digits.json").read_text(encoding="utf-8"))["records"]
+    page = (out / "index.html").read_text(encoding="utf-8")
+    final = {}
+    for r in records:
+        if r["noise"] == "none" or r["p"] == 0.5:
+            final.setdefault(r["noise"], {})[r["seed"]] = 100 * r["test_curve"][-1]
+    for noise, label in (("none", "No noise"), ("dropout", "Dropout"), ("rotationout", "RotationOut")):
+        values = list(final[noise].values())
+        cell = f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+        assert f'<th scope="row">{label}</th><td>{cell}</td>' in page
+    differences = [final["rotationout"][seed] - final["dropout"][seed] for seed in (1000, 1001)]
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / 2**0.5
+    assert f"{mean:+.2f}".replace("-", "−") + f" ± {error:.2f} percentage points" in page
+
+
+def test_page_stands_alone(out):
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', page)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
+
+
+def test_records_survive_the_file(out, tmp_path):
+    study = Study.load(out / "digits.json")
+    study.save(tmp_path / "again.json")
+    assert Study.load(tmp_path / "again.json") == study
+
+
+def test_rows_are_paired_and_complete(out):
+    study = Study.load(out / "digits.json")
+    assert study.rates == [0.1, 0.2, 0.35, 0.5]
+    assert [r.seed for r in study.select("none")] == [1000, 1001]
+    for p in study.rates:
+        assert (
+            [r.seed for r in study.select("dropout", p)]
+            == [r.seed for r in study.select("rotationout", p)]
+            == [1000, 1001]
+        )
+
+
+@pytest.mark.parametrize("noise", list(digits.NOISES))
+def test_a_seed_decides_everything(noise):
+    data = digits.load_data()
+    first, again, other = (digits.train(data, noise, 0.5, seed, epochs=2) for seed in (7, 7, 8))
+    assert first.test_curve == again.test_curve
+    assert first.test_curve != other.test_curve
+
+
+def test_one_seed_has_no_error(tmp_path, capsys):
+    assert digits.main(["--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path)]) == 0
+    assert "single seed" in " ".join(capsys.readouterr().out.split())
+    assert "nan" not in re.sub(r"<svg.*?</svg>", "", (tmp_path / "index.html").read_text(encoding="utf-8"), flags=re.S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--p", "1"], "must be in [0, 1)"),
+        (["--p", "0"], "no noise"),
+        (["--p", "nan"], "must be in [0, 1)"),
+        (["--p", "half"], "must be a number in (0, 1), got 'half'"),
+        (["--seeds", "0"], "at least 1"),
+        (["--epochs", "2.5"], "whole number"),
+    ],
+)
+def test_bad_options(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        digits.main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_out_that_is_a_file(tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    assert digits.main(["--out", str(tmp_path / "taken")]) == 2
+    assert "choose another folder with --out" in capsys.readouterr().err
+
+
+def test_interrupt(tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(digits, "train", interrupted)
+    assert digits.main(["--out", str(tmp_path)]) == 130
+    assert "Interrupted" in capsys.readouterr().err
+
+
+def test_missing_extra_names_the_remedy(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert digits.main(["--out", str(tmp_path)]) == 1
+    assert "pip install 'rotationout[demo]'" in capsys.readouterr().err
