@@ -88,23 +88,23 @@ def _fetch(dense: Tensor, partner: Tensor, axis: int) -> Tensor:
 def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Tensor, words: Tensor) -> Tensor:
     """A structured pairing of its own for every row, eight features (lanes) at a time.
 
-    The sign of a pair is a product: the bit of the pair where a feature is first, +1 on the way in and −1 on the way
-    out where it is second. So signs are looked up by the byte, 256 combinations of eight lanes.
+    Signs are worked out by the byte, one bit to a lane: the bits of the pair where a feature is first, and where it is
+    second their complement, with the lanes swapped as the pairing swaps them.
     """
     rows, groups = index.numel(), dense.numel() // index.numel() // 8
     partner, flip, block, second = _lane_tables(index.reshape(-1), groups * 8)
     bits = words.reshape(rows, -1).view(torch.uint8).gather(1, block)
-    signs = _signs_of_bytes(turn.dtype)
+    swapped_bits = _swapped_bytes().index_select(0, (flip * 256 + bits).flatten()).view_as(bits)
+    signs = (bits & ~second) | (~swapped_bits & second)
 
     values = dense.to(turn.dtype)
-    incoming = signs.index_select(0, (bits | second).flatten().int()).view_as(dense)
-    incoming.mul_(values if centre is None else values - centre)
+    centred = values if centre is None else values - centre
     position = (torch.arange(0, rows * groups, groups).unsqueeze(1) + partner).flatten().int()
-    fetched = incoming.view(-1, 8).index_select(0, position).view(rows, groups, 8)
-    swapped = fetched.gather(2, (torch.arange(8) ^ flip).unsqueeze(1).expand_as(fetched))
-    swapped.mul_(signs.index_select(0, (bits & ~second).flatten().int()).view_as(swapped))
-    swapped = swapped.view_as(dense)
-    return torch.addcmul(values, swapped, turn, out=swapped)
+    fetched = centred.view(-1, 8).index_select(0, position).view(rows, groups, 8)
+    lane = (torch.arange(8) ^ flip).unsqueeze(1).expand_as(fetched)
+    rotated = _signs_of_bytes(turn.dtype).index_select(0, signs.flatten().int()).view_as(fetched)
+    rotated = rotated.mul_(fetched.gather(2, lane)).view_as(dense)
+    return torch.addcmul(values, rotated, turn, out=rotated)
 
 
 def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
@@ -125,6 +125,14 @@ def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
 def _signs_of_bytes(dtype: torch.dtype) -> Tensor:
     """Row b holds +1 where a bit of b is set and −1 where it is not, (256, 8)."""
     return ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1).to(dtype) * 2 - 1
+
+
+@functools.lru_cache(maxsize=1)
+def _swapped_bytes() -> Tensor:
+    """Entry 256 u + b is b with bit v moved to v XOR u, for every lane flip u and byte b, (2048,)."""
+    lane = torch.arange(8)
+    bits = (torch.arange(256).unsqueeze(1) >> (lane ^ lane.view(8, 1, 1))) & 1
+    return (bits << lane).sum(-1).to(torch.uint8).flatten()
 
 
 def _narrowed(tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
