@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import pairing, strength
+from .kernels import dispatch
 
 __all__ = ["Draw", "Rotation", "sample_rotation"]
 
@@ -232,8 +233,15 @@ def sample(
             return leading
         return tuple(n if per == "example" and axis == batch_axis else 1 for axis, n in enumerate(leading))
 
-    seed: Tensor | None = None
-    pairs = shared(draw.pairing_per)
+    pairs, angles = shared(draw.pairing_per), shared(draw.angle_per)
+    kernels = dispatch.sampler(device)
+    if kernels is not None:
+        structured, one_sided = draw.pairing == "structured", draw.side == "one"
+        tan, index, seed = kernels.sample(
+            pairs, angles, features, scale, structured=structured, law=draw.law, one_sided=one_sided, **source
+        )
+        return Rotation(tan, index, features, seed)
+    seed = None
     if draw.pairing == "structured":
         index = torch.randint(pairing.count_structured(features), pairs, **source)
         index = index.to(pairing.index_dtype(features))
@@ -242,7 +250,7 @@ def sample(
         # Sorting 63-bit keys: fp32 ones would tie often enough to favour the original order.
         keys = torch.randint(2**63 - 1, (*pairs, features), **source)
         index = pairing.from_permutation(keys.argsort(-1))
-    tan = _sample_tan(shared(draw.angle_per), scale, draw, source)
+    tan = _sample_tan(angles, scale, draw, source)
     if features % 2:  # one feature is idle in every draw: the others make up for it
         tan = tan * math.sqrt(features / (features - 1))
     return Rotation(tan, index, features, seed)
@@ -261,9 +269,14 @@ def _sample_tan(shape: tuple[int, ...], scale: float | Tensor, draw: Draw, sourc
     uniform = torch.rand(shape, dtype=torch.float32, **source)
     if not one_sided:
         uniform = 2 * uniform - 1
-    if draw.law == "uniform_tan":
+    return tan_of_uniform(uniform, draw.law, scale)
+
+
+def tan_of_uniform(uniform: Tensor, law: str, scale: float | Tensor) -> Tensor:
+    """Numbers uniform in (−1, 1) or (0, 1), turned into tangents of one of the laws but ``gaussian_tan``."""
+    if law == "uniform_tan":
         return uniform * scale
-    if draw.law == "uniform_angle":
+    if law == "uniform_angle":
         return (uniform * scale).tan()
     sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, device=uniform.device)
     inside = torch.erf(strength.ANGLE_LIMIT / (math.sqrt(2) * sigma))

@@ -118,7 +118,7 @@ class _RotateCentred(Function):
         adjoint: bool,
         backend: str | None,
     ) -> Tensor:
-        return _centred(implementation(x, backend), x, weight, tan, index, seed, dim, adjoint)
+        return cast(Tensor, implementation(x, backend).rotate_centred(x, weight, tan, index, seed, dim, adjoint))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -143,33 +143,4 @@ class _RotateCentredEager(_RotateCentred):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         *operands, _backend = args
-
-        def plain(*operands: Any) -> Tensor:
-            return _centred(reference, *operands)
-
-        return torch.vmap(plain, in_dims=in_dims[:-1])(*operands), 0
-
-
-def _centred(
-    kernels: Any,
-    x: Tensor,
-    weight: Tensor | None,
-    tan: Tensor,
-    index: Tensor,
-    seed: Tensor | None,
-    dim: int,
-    adjoint: bool,
-) -> Tensor:
-    """I + K(I − M), or its adjoint I − (I − M)K. Rows of weight 0 take no part in M, and there tan θ is 0."""
-    rows = x.numel() // x.size(dim) if weight is None else weight.sum().clamp(min=1)
-    if not adjoint:
-        mean = kernels.feature_sum(x, weight, dim) / rows
-        return kernels.rotate(x, mean, tan, index, seed, dim, False)  # type: ignore[no-any-return]
-    turned = kernels.rotate(x, None, tan, index, seed, dim, True)
-    kicked = (kernels.feature_sum(x, None, dim) - kernels.feature_sum(turned, None, dim)) / rows
-    shape = [1] * x.ndim
-    shape[dim] = x.size(dim)
-    back = kicked.view(shape)
-    if weight is not None:
-        back = back * weight.unsqueeze(-1).movedim(-1, dim)
-    return cast(Tensor, turned + back).to(x.dtype)
+        return torch.vmap(reference.rotate_centred, in_dims=in_dims[:-1])(*operands), 0

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import pairing
-from .reference import feature_sum
+from . import reference
 
-__all__ = ["feature_sum", "rotate"]
+__all__ = ["rotate", "rotate_centred"]
 
 
 def rotate(
@@ -47,6 +47,10 @@ def rotate(
         rotated = _rotate_table(dense, centre, turn, aligned(partner), aligned(sign).to(wide), axis)
     restore = [order.index(a) for a in range(x.ndim)]
     return rotated.to(x.dtype).permute(restore)
+
+
+rotate_centred = functools.partial(reference.rotate_centred, rotate=rotate)
+"""See `rotationout.kernels.reference.rotate_centred`."""
 
 
 def _is_last(dense: Tensor, axis: int) -> bool:
@@ -93,7 +97,7 @@ def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Ten
     """
     rows, groups = index.numel(), dense.numel() // index.numel() // 8
     partner, flip, block, second = _lane_tables(index.reshape(-1), groups * 8)
-    bits = words.reshape(rows, -1).view(torch.uint8).gather(1, block)
+    bits = words.reshape(rows, -1).contiguous().view(torch.uint8).gather(1, block)
     swapped_bits = _swapped_bytes().index_select(0, (flip * 256 + bits).flatten()).view_as(bits)
     signs = (bits & ~second) | (~swapped_bits & second)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from types import ModuleType
 
 import torch
@@ -10,9 +12,9 @@ from torch import Tensor
 from ..strength import check_choice
 from . import cpu, reference
 
-__all__ = ["BACKENDS", "implementation"]
+__all__ = ["BACKENDS", "implementation", "sampler"]
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "triton")
 
 
 def implementation(x: Tensor, backend: str | None) -> ModuleType:
@@ -20,10 +22,48 @@ def implementation(x: Tensor, backend: str | None) -> ModuleType:
 
     While torch.compile traces, the reference is: Inductor fuses it.
     """
-    if backend is None:
-        eager_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
-        return cpu if eager_cpu else reference
-    check_choice("backend", backend, BACKENDS)
-    if backend == "cpu" and x.device.type != "cpu":
-        raise ValueError(f"backend='cpu' runs on CPU tensors, got one on {x.device}; leave backend=None to choose")
+    if backend is not None:
+        check_choice("backend", backend, BACKENDS)
+        reason = _obstacle(backend, x)
+        if reason:
+            raise ValueError(f"backend={backend!r} {reason}; leave backend=None to choose what can run")
+    elif torch.compiler.is_compiling():
+        backend = "reference"
+    else:
+        backend = next(name for name in ("triton", "cpu", "reference") if not _obstacle(name, x))
+    if backend == "triton":
+        return _triton()
     return cpu if backend == "cpu" else reference
+
+
+def sampler(device: torch.device | None) -> ModuleType | None:
+    """The module that makes a whole draw in one kernel, where there is one; not inside a transform such as vmap."""
+    traced = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    if device is None or device.type != "cuda" or traced or not _has_triton():
+        return None
+    return _triton()
+
+
+def _obstacle(backend: str, x: Tensor) -> str:
+    """Why an implementation cannot run on ``x``; empty if it can."""
+    if backend == "cpu" and x.device.type != "cpu":
+        return f"runs on CPU tensors, got one on {x.device}"
+    if backend == "triton":
+        if not _has_triton():
+            return "needs triton, which is not installed"
+        if x.device.type != "cuda":
+            return f"runs on CUDA tensors, got one on {x.device}"
+        if x.dtype == torch.float64:
+            return "computes in fp32, got a tensor of torch.float64"
+    return ""
+
+
+@functools.lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _triton() -> ModuleType:
+    from . import triton
+
+    return triton

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from .. import pairing
 
-__all__ = ["feature_sum", "rotate"]
+__all__ = ["feature_sum", "rotate", "rotate_centred"]
 
 
 def rotate(
@@ -26,6 +28,31 @@ def rotate(
     turn = -tan if adjoint else tan
     rotated = features + turn.to(wide).unsqueeze(-1) * sign * other
     return rotated.to(x.dtype).movedim(-1, dim)
+
+
+def rotate_centred(
+    x: Tensor,
+    weight: Tensor | None,
+    tan: Tensor,
+    index: Tensor,
+    seed: Tensor | None,
+    dim: int,
+    adjoint: bool,
+    *,
+    rotate: Callable[..., Tensor] = rotate,
+) -> Tensor:
+    """The operator about the mean over every axis but ``dim``: I + K(I − M), K = tan θ · A; or its adjoint I − (I − M)K.
+
+    Rows of weight 0 take no part in M, and there tan θ is 0. ``rotate`` is the implementation to build it from.
+    """
+    rows = x.numel() // x.size(dim) if weight is None else weight.sum().clamp(min=1)
+    if not adjoint:
+        mean = feature_sum(x, weight, dim) / rows
+        return rotate(x, mean, tan, index, seed, dim, False)
+    turned = rotate(x, None, tan, index, seed, dim, True)
+    kicked = (feature_sum(x, None, dim) - feature_sum(turned, None, dim)) / rows
+    back = kicked if weight is None else kicked * weight.unsqueeze(-1)
+    return (turned.movedim(dim, -1) + back).to(x.dtype).movedim(-1, dim)
 
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:

@@ -1,0 +1,150 @@
+"""Structured pairings inside a GPU program: `rotationout.pairing` element by element, in registers."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803 - compile-time constants are in capitals
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "first_state",
+    "games",
+    "meet",
+    "negatives",
+    "sign_bits",
+    "structured_code",
+    "table_kernel",
+]
+
+GOLDEN: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def first_state(seed, number, features):
+    """The state of SplitMix64 at the first sign word of a draw, see `rotationout.pairing.sign_words`."""
+    width = (features // 2 + 63) // 64
+    return seed.to(tl.uint64) + (number.to(tl.int64) * width + 1).to(tl.uint64) * GOLDEN
+
+
+@triton.jit
+def mix(state):
+    """The output of SplitMix64 for one state."""
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def sign_bits(state, block, LANES: tl.constexpr):
+    """The sign bits of a block, from bit 0 on; ``state`` is what `first_state` gives for the draw."""
+    bit = block * LANES
+    word = mix(state + (bit >> 6).to(tl.uint64) * GOLDEN)
+    return (word >> (bit & 63).to(tl.uint64)).to(tl.int32)
+
+
+@triton.jit
+def meet(k, group, groups, LANES: tl.constexpr, ODD: tl.constexpr):
+    """`pairing.structured_groups` element-wise: partner group, lane flip, sign block and mask of seconds.
+
+    An odd D is the tournament of D single features with a bye; there the idle feature meets itself.
+    """
+    half = groups // 2
+    modulus = groups if ODD else groups - 1
+    played = tl.maximum(k - (LANES - 1), 0)
+    game = played // LANES
+    pivot = (game + (game & 1) * modulus) >> 1  # half of the round, modulo an odd number
+    delta = group - pivot
+    delta = tl.where(delta < 0, delta + modulus, delta)
+    partner = pivot - delta
+    partner = tl.where(partner < 0, partner + modulus, partner)
+    full: tl.constexpr = 2**LANES - 1
+    if ODD:
+        behind = delta > half
+        block = tl.maximum(tl.where(behind, modulus - delta, delta), 1) - 1
+        second = tl.where(behind, full, 0)
+    else:
+        last = group == modulus
+        behind = delta >= half
+        partner = tl.where(last, pivot, tl.where(delta == 0, modulus, partner))
+        block = tl.where(last, 0, tl.where(behind, modulus - delta, delta))
+        second = tl.where(last | behind, full, 0)
+    flip = played & (LANES - 1)
+    if LANES > 1:
+        inside = k < LANES - 1
+        flip = tl.where(inside, k + 1, flip)
+        low = flip & -flip
+        upper = tl.where(low == 1, 0xAA, tl.where(low == 2, 0xCC, 0xF0)) & full
+        partner = tl.where(inside, group, partner)
+        block = tl.where(inside, tl.where(group < half, group, group - half), block)
+        second = tl.where(inside, tl.where(group < half, upper, full - upper), second)
+    return partner, flip, block, second
+
+
+@triton.jit
+def games(k, b, groups, LANES: tl.constexpr, ODD: tl.constexpr):
+    """Structured draws k (rows, 1) by blocks b (1, blocks): the two groups that share sign block b.
+
+    Returns both groups, the lane flip, and the lowest bit of it if lanes meet inside a group, else 0. There
+    the firsts of the second group are the lanes with that bit, those of the first group the others.
+    """
+    half = groups // 2
+    modulus = groups if ODD else groups - 1
+    played = tl.maximum(k - (LANES - 1), 0)
+    game = played // LANES
+    pivot = (game + (game & 1) * modulus) >> 1
+    one = pivot + b
+    one = tl.where(one >= modulus, one - modulus, one)
+    two = pivot - b
+    two = tl.where(two < 0, two + modulus, two)
+    flip = played & (LANES - 1)
+    low = flip * 0
+    if not ODD:
+        two = tl.where(b == 0, modulus, two)
+    if LANES > 1:
+        inside = k < LANES - 1
+        flip = tl.where(inside, k + 1, flip)
+        low = tl.where(inside, flip & -flip, 0)
+        one = tl.where(inside, b, one)
+        two = tl.where(inside, b + half, two)
+    return one, two, flip, low
+
+
+@triton.jit
+def negatives(bits, flip, second, LANES: tl.constexpr):
+    """The lanes of a group whose sign is −1, as bits. A second in its pair negates the bit of its first."""
+    theirs = bits
+    if LANES > 1:
+        theirs = tl.where((flip & 1) != 0, ((theirs & 0x55) << 1) | ((theirs >> 1) & 0x55), theirs)
+    if LANES > 2:
+        theirs = tl.where((flip & 2) != 0, ((theirs & 0x33) << 2) | ((theirs >> 2) & 0x33), theirs)
+    if LANES > 4:
+        theirs = tl.where((flip & 4) != 0, ((theirs & 0x0F) << 4) | ((theirs >> 4) & 0x0F), theirs)
+    return (theirs & second) | (~bits & ~second)
+
+
+@triton.jit
+def structured_code(k, seed, number, feature, features, LANES: tl.constexpr, ODD: tl.constexpr):
+    """The signed partner of single features of structured draws, 0 for an idle one."""
+    group = feature // LANES
+    lane = feature % LANES
+    partner, flip, block, second = meet(k, group, features // LANES, LANES, ODD)
+    bits = sign_bits(first_state(seed, number, features), block, LANES)
+    negative = (negatives(bits, flip, second, LANES) >> lane) & 1
+    other = partner * LANES + (lane ^ flip)
+    code = tl.where(negative != 0, -(other + 1), other + 1)
+    if ODD:
+        code = tl.where(other == feature, 0, code)
+    return code
+
+
+@triton.jit
+def table_kernel(index, seed, code, features, LANES: tl.constexpr, ODD: tl.constexpr, BLOCK: tl.constexpr):
+    """The table of every structured draw: one row of signed partners each."""
+    tiles = tl.cdiv(features, BLOCK)
+    number = (tl.program_id(0) // tiles).to(tl.int64)
+    feature = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.load(index + number).to(tl.int32)
+    signed = structured_code(k, tl.load(seed), number, feature, features, LANES, ODD)
+    tl.store(code + number * features + feature, signed.to(code.dtype.element_ty), mask=feature < features)

@@ -1,0 +1,165 @@
+"""On a GPU: layers through the kernels, captured and compiled, in low precision and beyond 2³¹ elements."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rotationout as ro
+from rotationout.functional import rotate, rotation_out
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+STRUCTURED = ro.Draw(pairing="structured")
+MAPS = ro.Draw(pairing_per="example", side="one")
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "vectors": (lambda: ro.RotationOut(0.3), (64, 96)),
+    "odd": (lambda: ro.RotationOut(0.3), (64, 33)),
+    "tokens": (lambda: ro.RotationOut(0.3, center="batch"), (4, 17, 64)),
+    "maps": (lambda: ro.RotationOut2d(0.3), (6, 24, 9, 11)),
+    "blocks": (lambda: ro.RotationOut2d(0.3, block_size=3, coverage=0.5), (6, 24, 20, 20)),
+    "running": (lambda: ro.RotationOut2d(0.3, center="running", num_features=24), (6, 24, 9, 11)),
+    "paper": (lambda: ro.RotationOut2d(0.3, preset="paper"), (6, 24, 20, 20)),
+    "authors": (lambda: ro.RotationOut2d(0.3, preset="authors"), (6, 24, 20, 20)),
+}
+
+
+def run(layer: nn.Module, x: Tensor, backend: str | None) -> tuple[Tensor, Tensor]:
+    """Output and gradient with the draw of a fixed seed."""
+    layer.backend = backend
+    x = x.detach().requires_grad_()
+    torch.manual_seed(3)
+    y = layer(x)
+    return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y) * x.detach().cos())[0]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_kernels_equal_the_reference_forward_and_backward(name: str, dtype: torch.dtype, channels_last: bool) -> None:
+    """In low precision at most twice the error that plain torch makes at that precision."""
+    make, shape = LAYERS[name]
+    if channels_last and len(shape) != 4:
+        pytest.skip("maps only")
+    x = torch.randn(shape, device="cuda", dtype=torch.float64)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    exact = run(make().cuda(), x.to(dtype).double(), None)  # fp64 runs on the reference
+    fused = run(make().cuda(), x.to(dtype), "triton")
+    plain = run(make().cuda(), x.to(dtype), "reference")
+    for ours, theirs, truth in zip(fused, plain, exact, strict=True):
+        floor = 1e-6 * truth.abs().max()
+        assert (ours - truth).abs().max() <= 2 * (theirs - truth).abs().max() + floor
+        assert ours.stride() == truth.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_backend_that_cannot_run_says_so(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6, device="cuda", dtype=dtype)
+    with pytest.raises(ValueError, match="runs on CPU tensors"):
+        rotation_out(x, 0.3, backend="cpu")
+    if dtype == torch.float64:
+        with pytest.raises(ValueError, match=r"computes in fp32, got a tensor of torch\.float64"):
+            rotation_out(x, 0.3, backend="triton")
+
+
+@pytest.mark.parametrize("draw", [STRUCTURED, ro.Draw(), MAPS], ids=["structured", "permutation", "one-sided"])
+@pytest.mark.parametrize("features", [6, 7, 64])
+def test_draws_made_on_the_gpu_have_the_moments_of_lemma_1(draw: ro.Draw, features: int) -> None:
+    samples = 200_000
+    x = torch.randn(features, device="cuda").double()
+    rotation = ro.sample_rotation((samples, features), 0.5, draw=draw, device="cuda")
+    noise = rotate(x.expand(samples, -1), rotation) - x
+    for w in (torch.randn(features, device="cuda").double(), x, torch.eye(features, device="cuda").double()[0]):
+        along = noise @ w
+        expected = ((x @ x) * (w @ w) - (w @ x) ** 2).item() / (features - 1)
+        mean_z = along.mean() / along.std().clamp(min=1e-12) * math.sqrt(samples)
+        square_z = (along.square().mean() - expected) / along.square().std().clamp(min=1e-9) * math.sqrt(samples)
+        assert abs(mean_z) < 4.9
+        if expected > 1e-9:
+            assert abs(square_z) < 4.9
+
+
+def test_seeds_and_generators_decide_the_draw() -> None:
+    x = torch.randn(8, 64, device="cuda")
+    layer = ro.RotationOut(0.3).cuda()
+    torch.manual_seed(1)
+    first = layer(x)
+    assert not torch.equal(first, layer(x))
+    torch.manual_seed(1)
+    assert torch.equal(first, layer(x))
+    draws = [ro.sample_rotation((8, 64), 0.3, generator=torch.Generator("cuda").manual_seed(5)).tan for _ in range(2)]
+    assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_captured_graph_gives_fresh_noise_and_follows_a_schedule(name: str) -> None:
+    make, shape = LAYERS[name]
+    layer, x = make().cuda(), torch.randn(shape, device="cuda", requires_grad=True)
+    weight = torch.randn(shape, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(layer(x), x, weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+        (gradient,) = torch.autograd.grad(y, x, weight)
+    outputs = []
+    for p in (0.3, 0.3, 0.02):
+        layer.p = p
+        graph.replay()
+        outputs.append((y.clone(), gradient.clone()))
+    torch.cuda.synchronize()
+    assert not torch.equal(outputs[0][0], outputs[1][0])
+    assert not torch.equal(outputs[0][1], outputs[1][1])
+    noise = [(output - x).norm() for output, _ in outputs]
+    assert noise[2] < 0.7 * noise[1]
+
+
+@pytest.mark.parametrize("name", ["vectors", "maps", "blocks"])
+def test_torch_compile_keeps_it_whole(name: str) -> None:
+    make, shape = LAYERS[name]
+    layer, x = make().cuda(), torch.randn(shape, device="cuda", requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    weight = torch.randn(shape, device="cuda")
+    y = compiled(x)
+    (gradient,) = torch.autograd.grad(y, x, weight)
+    torch.testing.assert_close((gradient * x).sum(), (weight * y).sum(), rtol=1e-4, atol=1e-1)
+    assert not torch.equal(compiled(x), y)
+
+
+def test_forward_mode_and_vmap() -> None:
+    x = torch.randn(5, 8, 64, device="cuda")
+    rotation = ro.sample_rotation((8, 64), 0.3, draw=STRUCTURED, device="cuda")
+    _, tangent = torch.func.jvp(lambda x: rotate(x, rotation), (x[0],), (x[1],))
+    torch.testing.assert_close(tangent, rotate(x[1], rotation))
+    batched = torch.vmap(lambda x: rotate(x, rotation))(x)
+    torch.testing.assert_close(batched[2], rotate(x[2], rotation))
+    noisy = torch.vmap(lambda x: rotation_out(x, 0.3), randomness="different")(x[:1].expand(3, -1, -1))
+    assert not torch.equal(noisy[0], noisy[1])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_more_than_two_to_the_31_elements(channels_last: bool) -> None:
+    shape = (33, 1024, 256, 256)
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    assert x.numel() > 2**31
+    rotation = ro.sample_rotation(shape, 0.3, dim=1, draw=MAPS, device="cuda")
+    y = rotate(x, rotation, dim=1)
+    last = ro.Rotation(rotation.tan[-1:], rotation.index[-1:], 1024)
+    expected = rotate(x[-1:].contiguous(), last, dim=1, backend="reference")
+    torch.testing.assert_close(y[-1:].contiguous(), expected, rtol=2e-2, atol=2e-2)
+    rows = x.flatten()[: 2**31 + 2**20].view(-1, 1024)
+    rotation = ro.sample_rotation(rows.shape, 0.3, draw=STRUCTURED, device="cuda")
+    y = rotate(rows, rotation)
+    assert torch.isfinite(y[-8:]).all()
+    norms = rows[-64:].float().norm(dim=1) * (1 + rotation.tan[-64:] ** 2).sqrt()
+    torch.testing.assert_close(y[-64:].float().norm(dim=1), norms, rtol=1e-2, atol=1e-2)

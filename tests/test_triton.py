@@ -1,0 +1,255 @@
+"""The GPU kernels against the reference: on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+GPU = torch.cuda.is_available()
+pytest.importorskip("triton")
+if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kernels are defined, so not to be set here
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
+
+from rotationout import pairing  # noqa: E402
+from rotationout.kernels import reference  # noqa: E402
+from rotationout.kernels.triton import apply, feature_sum, rotate, rotate_centred, sample  # noqa: E402
+
+pytestmark = pytest.mark.gpu if GPU else []
+
+DEVICE = "cuda" if GPU else "cpu"
+PER = ("row", "example", "batch")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Shape, feature axis, memory format: odd and even D, every number of lanes, maps above and below the size
+# that is turned pair by pair, rows, and axes in an order of their own.
+LAYOUTS: dict[str, tuple[tuple[int, ...], int, str]] = {
+    "maps of odd D": ((3, 5, 4, 7), 1, "contiguous"),
+    "large maps": ((2, 16, 5, 40), 1, "contiguous"),
+    "channels last": ((3, 6, 4, 7), 1, "channels_last"),
+    "rows": ((7, 24), 1, "contiguous"),
+    "rows of odd D": ((6, 33), 1, "contiguous"),
+    "tokens": ((3, 5, 48), 2, "contiguous"),
+    "tokens with gaps": ((3, 4, 32), 2, "sliced"),
+    "backwards": ((2, 3, 2, 16), 3, "reversed"),
+    "features first": ((4, 3, 2), 0, "contiguous"),
+    "maps of one position": ((3, 16, 1, 1), 1, "contiguous"),
+    "one vector": ((12,), 0, "contiguous"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if GPU:
+        return
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        """Triton 3.6 makes a loop bound an int in a way that numpy 2.4 no longer allows."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
+
+
+@pytest.fixture
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN, so that an element left unwritten shows."""
+
+    def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def filled(*args: Any, **kwargs: Any) -> Tensor:
+            fresh = make(*args, **kwargs)
+            return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh.fill_(99)
+
+        return filled
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+
+
+def _features(layout: str, dtype: torch.dtype) -> tuple[Tensor, int]:
+    shape, dim, memory = LAYOUTS[layout]
+    if memory == "sliced":
+        x = torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]
+    elif memory == "reversed":
+        x = torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    elif memory == "channels_last":
+        x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+    else:
+        x = torch.randn(shape)
+    return x.to(DEVICE, dtype), dim
+
+
+def _draw(x: Tensor, dim: int, kind: str, pairing_per: str, angle_per: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    features = x.size(dim)
+    leading = x.movedim(dim, -1).shape[:-1]
+
+    def shared(per: str) -> tuple[int, ...]:
+        return tuple(n if per == "row" or (per == "example" and i == 0) else 1 for i, n in enumerate(leading))
+
+    tan = torch.randn(shared(angle_per), device=DEVICE)
+    if kind == "table":
+        return (
+            tan,
+            pairing.from_permutation(torch.rand(*shared(pairing_per), features, device=DEVICE).argsort(-1)),
+            None,
+        )
+    k = torch.randint(pairing.count_structured(features), shared(pairing_per), device=DEVICE)
+    return tan, k.to(pairing.index_dtype(features)), torch.randint(2**63 - 1, (), device=DEVICE)
+
+
+def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Within two roundings of the output, relative to its largest value."""
+    assert actual.dtype == dtype
+    tolerance = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-6
+    assert (actual.double() - expected.double()).abs().max() <= tolerance * expected.double().abs().max()
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_sharing_of_a_draw_equals_the_reference(layout: str) -> None:
+    torch.manual_seed(0)
+    cases = itertools.product(("table", "structured"), PER, PER)
+    for (kind, pairing_per, angle_per), dtype in zip(cases, itertools.cycle(DTYPES), strict=False):
+        x, dim = _features(layout, dtype)
+        draw = _draw(x, dim, kind, pairing_per, angle_per)
+        y = rotate(x, None, *draw, dim, False)
+        _assert_close(y, reference.rotate(x, None, *draw, dim, False), dtype)
+        if x.is_contiguous() or x.permute(*reversed(range(x.ndim))).is_contiguous():
+            assert y.stride() == x.stride()
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_mean_and_adjoint_equal_the_reference(layout: str, adjoint: bool) -> None:
+    torch.manual_seed(1)
+    for kind, pairing_per in itertools.product(("table", "structured"), ("row", "batch")):
+        x, dim = _features(layout, torch.float32)
+        draw = _draw(x, dim, kind, pairing_per, "row")
+        mean = torch.randn(x.size(dim), device=DEVICE)
+        _assert_close(
+            rotate(x, mean, *draw, dim, adjoint),
+            reference.rotate(x, mean, *draw, dim, adjoint),
+            torch.float32,
+        )
+
+
+def test_a_mean_for_every_example_equals_the_reference() -> None:
+    x, dim = _features("tokens", torch.float32)
+    draw = _draw(x, dim, "table", "batch", "row")
+    mean = torch.randn(3, 1, 48, device=DEVICE)
+    _assert_close(rotate(x, mean, *draw, dim, False), reference.rotate(x, mean, *draw, dim, False), torch.float32)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_centred_and_its_adjoint_equal_the_reference(layout: str, weighted: bool) -> None:
+    torch.manual_seed(2)
+    combinations = itertools.product(("table", "structured"), PER)
+    for (kind, pairing_per), adjoint in zip(combinations, itertools.cycle([True, True, False]), strict=False):
+        x, dim = _features(layout, torch.float32)
+        tan, index, seed = _draw(x, dim, kind, pairing_per, "example" if weighted else "row")
+        weight = None
+        if weighted:
+            weight = (torch.rand(x.movedim(dim, -1).shape[:-1], device=DEVICE) < 0.7).float()
+            tan = tan * weight
+        expected = reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
+        actual = rotate_centred(x, weight, tan, index, seed, dim, adjoint)
+        assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_feature_sums_equal_the_reference(layout: str) -> None:
+    torch.manual_seed(3)
+    x, dim = _features(layout, torch.bfloat16)
+    leading = x.movedim(dim, -1).shape[:-1]
+    shared = torch.rand([n if i == 0 else 1 for i, n in enumerate(leading)], device=DEVICE).expand(leading)
+    for weight in (None, torch.rand(leading, device=DEVICE), shared):
+        actual, expected = feature_sum(x, weight, dim), reference.feature_sum(x, weight, dim)
+        assert (actual - expected).abs().max() <= 1e-5 * x.numel()
+
+
+def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "SUM_TILE", 128)
+    for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
+        monkeypatch.setattr(apply, "SUM_PARTS", parts)
+        x, dim = _features(layout, torch.float32)
+        torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
+        draw = _draw(x, dim, "structured", "row", "row")
+        expected = reference.rotate_centred(x, None, *draw, dim, True)
+        torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+
+
+@pytest.mark.parametrize("features", [2, 3, 6, 33, 64])
+def test_drawn_tables_are_pairings(features: int) -> None:
+    torch.manual_seed(4)
+    _, index, seed = sample((5, 3), (1,), features, 1.0, structured=False, device=DEVICE)
+    assert seed is None
+    assert index.dtype == pairing.index_dtype(features)
+    partner, sign = pairing.partner_and_sign(index, None, features)
+    assert torch.equal(partner.gather(-1, partner), torch.arange(features, device=DEVICE).expand_as(partner))
+    assert torch.equal(sign.gather(-1, partner), -sign)
+    assert ((sign == 0).sum(-1) == features % 2).all()
+
+
+def test_every_signed_partner_is_equally_likely() -> None:
+    torch.manual_seed(5)
+    draws, features = 1500, 6
+    _, index, _ = sample((draws,), (1,), features, 1.0, structured=False, device=DEVICE)
+    counts = torch.stack([(index == code).sum(0) for code in range(-features, features + 1) if code]).cpu()
+    possible = counts.flatten()[counts.flatten() > 0]
+    assert possible.numel() == 2 * features * (features - 1)
+    expected = draws / (2 * (features - 1))
+    assert ((possible - expected) ** 2 / expected).sum() < 2 * features * (features - 1) + 60  # p < 1e-3
+
+
+def test_structured_draws_are_uniform() -> None:
+    torch.manual_seed(6)
+    draws, features = 20_000, 33
+    _, index, seed = sample((draws,), (1,), features, 1.0, structured=True, device=DEVICE)
+    assert seed is not None
+    counts = index.long().bincount(minlength=features)
+    assert counts.numel() == features
+    assert ((counts - draws / features) ** 2 / (draws / features)).sum() < 70  # 32 degrees of freedom, p < 1e-4
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+@pytest.mark.parametrize(("law", "scale", "lam"), [("gaussian_tan", 0.5, 0.25), ("uniform_tan", 0.6, 0.12)])
+def test_angles_have_the_moments_of_their_law(law: str, scale: float, lam: float, one_sided: bool) -> None:
+    torch.manual_seed(7)
+    for given, features in ((scale, 4), (torch.tensor(scale, device=DEVICE), 5)):
+        tan, _, _ = sample(
+            (1,), (8_001,), features, given, structured=True, law=law, one_sided=one_sided, device=DEVICE
+        )
+        tan = tan / (5 / 4) ** 0.5 if features % 2 else tan
+        assert tan.square().mean().item() == pytest.approx(lam, rel=0.08)
+        if one_sided:
+            assert (tan >= 0).all()
+        else:
+            assert abs(tan.mean().item()) < 5 * (lam / 8_001) ** 0.5
+
+
+@pytest.mark.parametrize("law", ["uniform_angle", "gaussian_angle"])
+def test_laws_of_the_angle_stay_inside_their_range(law: str) -> None:
+    tan, _, _ = sample((1,), (2000,), 4, 0.5, structured=True, law=law, device=DEVICE)
+    limit = 0.5 if law == "uniform_angle" else 5 * torch.pi / 12
+    assert (tan.atan().abs() <= limit + 1e-6).all()
+    assert abs(tan.mean().item()) < 0.1
+
+
+def test_the_seed_decides_the_draw() -> None:
+    def draw() -> list[Tensor]:
+        generator = torch.Generator(DEVICE).manual_seed(8)
+        tan, index, _ = sample((3,), (5,), 8, 1.0, structured=False, generator=generator, device=DEVICE)
+        return [tan, index]
+
+    assert all(torch.equal(a, b) for a, b in zip(draw(), draw(), strict=True))
