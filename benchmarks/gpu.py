@@ -1,13 +1,12 @@
 """Time and memory of noise layers on a GPU: ``python -m benchmarks.gpu``.
 
-Medians with the 20th and 80th percentile, in µs, beside a device-to-device copy of the same tensor: one read and one write,
-the least any out-of-place layer can do. Written as JSON under benchmarks/results/, named by GPU and torch version.
+Medians with the 20th and 80th percentile, in µs, beside a device-to-device copy of the same tensor: one read and one
+write, the least any out-of-place layer can do. Written as JSON under benchmarks/results/, named by GPU and torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import platform
 import subprocess
@@ -62,7 +61,7 @@ def noises(shape: tuple[int, ...]) -> dict[str, Noise]:
         found["DropBlock"] = lambda x: drop_block2d(x, 0.1, 7)
         found["permutation per example"] = layer(P, center=None)
         found["structured per example"] = layer(P, center=None, pairing="structured")
-        found["block 7"] = layer(P, block_size=7)
+        found["block 7"] = ro.RotationOut2d(P, block_size=7)
     return {name: noise.cuda() if isinstance(noise, nn.Module) else noise for name, noise in found.items()}
 
 
@@ -88,6 +87,7 @@ def measure(noise: Noise, x: Tensor) -> dict[str, Any]:
     peak = torch.cuda.max_memory_allocated() - before
     y = noise(x)
     return {
+        **measure_captured(noise, x),
         "forward_us": quantiles(lambda: noise(x)),
         "backward_us": quantiles(lambda: torch.autograd.grad(y, x, grad, retain_graph=True)),
         "both_us": quantiles(lambda: torch.autograd.grad(noise(x), x, grad)),
@@ -97,17 +97,20 @@ def measure(noise: Noise, x: Tensor) -> dict[str, Any]:
 
 
 def measure_captured(noise: Noise, x: Tensor) -> dict[str, Any]:
-    """Forward and backward in a CUDA graph, where launches cost the host nothing."""
+    """Forward and backward in a CUDA graph: the time of the device alone."""
     x = x.detach().requires_grad_()
     grad = torch.randn_like(x)
-    step = functools.partial(lambda: torch.autograd.grad(noise(x), x, grad))
+
+    def step() -> None:
+        torch.autograd.grad(noise(x), x, grad)
+
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    repeats = 20
+    repeats = 20 if x.numel() < 10**7 else 3
     with torch.cuda.graph(graph):
         for _ in range(repeats):
             step()
@@ -138,15 +141,13 @@ def show(rows: list[dict[str, Any]]) -> None:
         base = next(row for row in mine if row["noise"] == "nn.Dropout")
         print(f"\n{tensor}: copy {mine[0]['copy_us'][0]:.0f} µs")
         for row in mine:
-            if "captured_us" in row:
-                ratio = row["captured_us"][0] / base["captured_us"][0]
-                print(f"  {row['noise']:26} captured {row['captured_us'][0]:8.1f} µs  × Dropout {ratio:5.2f}")
-                continue
-            forward, backward, both = (row[key][0] for key in ("forward_us", "backward_us", "both_us"))
-            print(
-                f"  {row['noise']:26} fwd {forward:7.0f} ({row['copy_us'][0] / forward:4.0%})  bwd {backward:7.0f}  "
-                f"both {both:7.0f}  × Dropout {both / base['both_us'][0]:5.2f}  kept {row['bytes_kept'] / 1e6:8.3f} MB"
-            )
+            ratio = row["captured_us"][0] / base["captured_us"][0]
+            line = f"  {row['noise']:24} captured {row['captured_us'][0]:8.1f} (× Dropout {ratio:5.2f})"
+            if "both_us" in row:
+                forward, backward, both = (row[key][0] for key in ("forward_us", "backward_us", "both_us"))
+                line += f"  eager fwd {forward:6.0f} bwd {backward:6.0f} both {both:6.0f} "
+                line += f"(× Dropout {both / base['both_us'][0]:5.2f})  kept {row['bytes_kept'] / 1e6:7.3f} MB"
+            print(line)
 
 
 def main() -> None:

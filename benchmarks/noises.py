@@ -33,8 +33,7 @@ def authors_formula(p: float) -> Noise:
         order = torch.randperm(features, device=x.device)
         partner = torch.empty_like(order)
         partner[order[:half]], partner[order[half:]] = order[half:], order[:half]
-        sign = torch.empty(features, device=x.device)
-        sign[order[:half]], sign[order[half:]] = 1.0, -1.0
+        sign = torch.ones(features, device=x.device).index_fill_(0, order[half:], -1.0)
         shape = [1, features] + [1] * (x.ndim - 2)
         tan = sigma * torch.randn([x.size(0)] + [1] * (x.ndim - 1), device=x.device)
         mean = x.mean([axis for axis in range(x.ndim) if axis != 1], keepdim=True)

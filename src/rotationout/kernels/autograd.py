@@ -9,6 +9,7 @@ Under torch.compile the plain classes are traced; elsewhere their subclasses add
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,8 @@ def rotate(
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
     if tan.requires_grad:  # a learned angle: let autograd see every step
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
+    if _is_plain():
+        return cast(Tensor, implementation(x, backend).rotate(x, mean, tan, index, seed, dim, adjoint))
     function = _Rotate if torch.compiler.is_compiling() else _RotateEager
     return function.apply(x, mean, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -54,8 +57,20 @@ def rotate_centred(
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
+    if _is_plain():
+        return cast(Tensor, implementation(x, backend).rotate_centred(x, weight, tan, index, seed, dim, adjoint))
     function = _RotateCentred if torch.compiler.is_compiling() else _RotateCentredEager
     return function.apply(x, weight, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _is_plain() -> bool:
+    """Whether nothing is being differentiated, mapped or traced, as in an ordinary backward pass."""
+    return not (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 class _Rotate(Function):
@@ -144,3 +159,8 @@ class _RotateCentredEager(_RotateCentred):
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         *operands, _backend = args
         return torch.vmap(reference.rotate_centred, in_dims=in_dims[:-1])(*operands), 0
+
+
+for _function in (_Rotate, _RotateCentred):
+    # Function.apply asks for the signature at every call, which takes longer than a launch unless it is written down.
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]

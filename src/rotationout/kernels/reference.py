@@ -41,7 +41,7 @@ def rotate_centred(
     *,
     rotate: Callable[..., Tensor] = rotate,
 ) -> Tensor:
-    """The operator about the mean over every axis but ``dim``: I + K(I − M), K = tan θ · A; or its adjoint I − (I − M)K.
+    """The operator about the mean over every axis but ``dim``: I + K(I − M), K = tan θ · A; adjoint: I − (I − M)K.
 
     Rows of weight 0 take no part in M, and there tan θ is 0. ``rotate`` is the implementation to build it from.
     """

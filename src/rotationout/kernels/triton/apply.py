@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 from torch import Tensor
-from triton import cdiv, next_power_of_2
 
 from ... import pairing
 from .. import reference
 from .lanes import lanes_kernel, lanes_sum_kernel
-from .layout import Arranged, Layout, aligned, arrange, in_memory_order
+from .layout import Arranged, Layout, aligned, arrange, cdiv, in_memory_order, next_power_of_2
 from .sums import exchange_kernel, sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
@@ -23,9 +22,12 @@ __all__ = ["feature_sum", "rotate", "rotate_centred"]
 
 PAIR_POSITIONS = 192
 """Maps at least this large are turned pair by pair, smaller ones element by element."""
-PAIR_BLOCK, PAIR_WARPS = 1024, 4
-GATHER_TILE, GATHER_WARPS = 2048, 4
-LANES_TILE, LANES_WARPS = 2048, 4
+PAIR_BLOCK, PAIR_WARPS = (2048, 1024), (2, 4)
+"""Positions and warps of a program: with a table for each n, and with one for all. This and the next by measurement."""
+GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
+"""Elements of a program, and its warps on maps and with the features last."""
+LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
+"""Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
 SUM_TILE, SUM_WARPS = 4096, 4
 SUM_PARTS = 2048
 """Programs a sum is spread over, if there is enough to add up."""
@@ -91,7 +93,8 @@ def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: b
     common = {"ADJOINT": adjoint, **given}
 
     if draw.kind == SHARED and not layout.last and rows >= PAIR_POSITIONS:
-        block = min(PAIR_BLOCK, next_power_of_2(rows))
+        shared = index.stride(0) == 0
+        block = min(PAIR_BLOCK[shared], next_power_of_2(rows))
         tiles = cdiv(rows, block)
         each = tan.stride(1) != 0
         if each and tan.stride(1) != 1:
@@ -99,7 +102,7 @@ def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: b
         pairs_kernel[(count * features * tiles,)](
             x, y, tan, index, mean, shift, w, features, rows, tiles,
             tan.stride(0), index.stride(0), weight_n, weight_p,
-            **common, TAN_EACH=each, BLOCK=block, num_warps=_warps(block, PAIR_BLOCK, PAIR_WARPS),
+            **common, TAN_EACH=each, BLOCK=block, num_warps=_warps(block, PAIR_BLOCK[shared], PAIR_WARPS[shared]),
         )  # fmt: skip
         return y
 
@@ -107,14 +110,15 @@ def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: b
     if draw.kind == STRUCTURED and layout.last:
         lanes = 2 * form["LANES"]
         blocks = cdiv(features, lanes)
-        block_b = _even_block(blocks, max(1, LANES_TILE // lanes))
-        block_r = max(1, min(LANES_TILE // (block_b * lanes), next_power_of_2(rows)))
+        size = 2 if features > 1024 else int(next_power_of_2(features) != features)
+        block_b = _even_block(blocks, max(1, LANES_TILE[size] // lanes))
+        block_r = max(1, min(LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
         packed = None if given["MEAN"] or given["SHIFT"] else _packed(x, features)
         source, target = (x, y) if packed is None else (_words(x), _words(y))
         lanes_kernel[(count * cdiv(rows, block_r),)](
             source, target, tan, index, draw.seed, mean, shift, w, features, rows,
             *tan.stride(), *index.stride(), weight_n, weight_p,
-            **common, **form, PACKED=packed, BLOCK_R=block_r, BLOCK_B=block_b, num_warps=LANES_WARPS,
+            **common, **form, PACKED=packed, BLOCK_R=block_r, BLOCK_B=block_b, num_warps=LANES_WARPS[size],
         )  # fmt: skip
         return y
 
@@ -123,7 +127,7 @@ def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: b
         x, y, tan, index, tan if draw.seed is None else draw.seed, mean, shift, w, features, rows, span,
         *layout.strides, *tan.stride(), index.stride(0), index.stride(1), weight_n, weight_p,
         **common, **form, KIND=draw.kind, LAST=layout.last,
-        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=GATHER_WARPS,
+        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=GATHER_WARPS[layout.last],
     )  # fmt: skip
     return y
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ... import pairing
 from ...rotation import tan_of_uniform
+from .layout import cdiv
 
 __all__ = ["sample"]
 
@@ -71,7 +72,7 @@ def sample(
     draws = math.prod(pairs)
     log = max(1, (features - 1).bit_length())
     per_program = 4 * TAN_BLOCK if structured else max(1, SORT_TILE >> log)
-    pair_programs = triton.cdiv(draws, per_program) if sorted_here else 0
+    pair_programs = cdiv(draws, per_program) if sorted_here else 0
     options: dict[str, Any] = {
         "STRUCTURED": structured,
         "NORMAL": law == "gaussian_tan",
@@ -83,7 +84,7 @@ def sample(
         "num_warps": 4 if structured or per_program << log <= 1024 else 8,
     }
     with torch.cuda.device_of(seed):  # Triton launches on the current device
-        _draw_kernel[(pair_programs + triton.cdiv(tan.numel(), 4 * TAN_BLOCK),)](
+        _draw_kernel[(pair_programs + cdiv(tan.numel(), 4 * TAN_BLOCK),)](
             seed, index, tan, given, gain if direct else 1.0, draws, features,
             pairing.count_structured(features), tan.numel(), pair_programs, **options,
         )  # fmt: skip

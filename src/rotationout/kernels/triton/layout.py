@@ -9,16 +9,25 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from triton import cdiv, next_power_of_2
 
 from ... import pairing
 from .pairing import table_kernel
 from .tables import EACH, SHARED, STRUCTURED
 
-__all__ = ["Arranged", "Layout", "aligned", "arrange", "in_memory_order"]
+__all__ = ["Arranged", "Layout", "aligned", "arrange", "cdiv", "in_memory_order", "next_power_of_2"]
 
 MIN_ROWS = 32
 """A program of fewer rows leaves lanes idle: it pays to copy the angles into a simpler layout."""
+
+
+def cdiv(n: int, by: int) -> int:
+    """A quotient rounded up; triton's own costs the host more than all else here."""
+    return -(-n // by)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is not less than n."""
+    return 1 << (n - 1).bit_length()
 
 
 class Layout(NamedTuple):
