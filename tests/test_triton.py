@@ -141,6 +141,15 @@ def test_mean_and_adjoint_equal_the_reference(layout: str, adjoint: bool) -> Non
         )
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_arrangement_that_is_known_is_used_with_new_tensors(layout: str) -> None:
+    for kind, pairing_per in (("table", "example"), ("structured", "row")):
+        for _ in range(2):
+            x, dim = _features(layout, torch.float32)
+            draw = _draw(x, dim, kind, pairing_per, "row")
+            _assert_close(rotate(x, None, *draw, dim, False), reference.rotate(x, None, *draw, dim, False), x.dtype)
+
+
 def test_a_mean_for_every_example_equals_the_reference() -> None:
     x, dim = _features("tokens", torch.float32)
     draw = _draw(x, dim, "table", "batch", "row")
