@@ -20,10 +20,11 @@ from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_
 
 __all__ = ["feature_sum", "rotate", "rotate_centred"]
 
-PAIR_POSITIONS = 192
-"""Maps at least this large are turned pair by pair, smaller ones element by element."""
-PAIR_BLOCK, PAIR_WARPS = (2048, 1024), (2, 4)
-"""Positions and warps of a program: with a table for each n, and with one for all. This and the next by measurement."""
+PAIR_POSITIONS = 16, 192
+"""Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
+PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
+"""Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program. By measurement,
+like the next."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
@@ -92,17 +93,21 @@ def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: b
     features, rows, count = layout.features, layout.rows, layout.n
     common = {"ADJOINT": adjoint, **given}
 
-    if draw.kind == SHARED and not layout.last and rows >= PAIR_POSITIONS:
-        shared = index.stride(0) == 0
-        block = min(PAIR_BLOCK[shared], next_power_of_2(rows))
-        tiles = cdiv(rows, block)
+    if draw.kind == SHARED and not layout.last and rows >= PAIR_POSITIONS[rows % 2]:
         each = tan.stride(1) != 0
         if each and tan.stride(1) != 1:
             tan = tan.contiguous()
-        pairs_kernel[(count * features * tiles,)](
-            x, y, tan, index, mean, shift, w, features, rows, tiles,
+        small = rows <= 64
+        block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
+        channels = max(1, min(PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
+        tiles = min(PAIR_TILES, cdiv(rows, block))
+        strips, splits = cdiv(features, channels), cdiv(rows, block * tiles)
+        piece = _piece(rows)
+        pairs_kernel[(count * strips * splits,)](
+            x, y, tan, index, mean, shift, w, features, rows // piece, strips, splits,
             tan.stride(0), index.stride(0), weight_n, weight_p,
-            **common, TAN_EACH=each, BLOCK=block, num_warps=_warps(block, PAIR_BLOCK[shared], PAIR_WARPS[shared]),
+            **common, TAN_EACH=each, PIECE=piece,
+            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
         return y
 
@@ -143,9 +148,9 @@ def _words(x: Tensor) -> Tensor:
     return x.view(-1).view(torch.int32)
 
 
-def _warps(block: int, full: int, warps: int) -> int:
-    """Fewer warps for a block smaller than the one they were chosen for."""
-    return max(1, min(warps, warps * block // full))
+def _piece(rows: int) -> int:
+    """The largest power of two that divides the rows, 16 at most: elements that can be loaded together."""
+    return min(16, rows & -rows)
 
 
 def _even_block(count: int, limit: int) -> int:
@@ -183,10 +188,11 @@ def _sum_parts(layout: Layout, x: Tensor, weight: Tensor | None, keep: bool) -> 
     splits, per_split = _splits(rows, block_p, SUM_PARTS // (outer * tiles))
     partial = torch.empty((outer * splits, features), dtype=torch.float32, device=x.device)
     weight_n, weight_p = (0, 0) if weight is None else weight.stride()
+    piece = _piece(rows)
     sum_kernel[(outer * splits * tiles,)](
-        x, partial, x if weight is None else weight, features, count, rows, per_outer, splits, per_split,
-        *layout.strides, weight_n, weight_p,
-        WEIGHT=weight is not None, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=SUM_WARPS,
+        x, partial, x if weight is None else weight, features, count, rows // piece, per_outer, splits, per_split,
+        weight_n, weight_p, WEIGHT=weight is not None, LAST=layout.last, PIECE=piece,
+        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=SUM_WARPS,
     )  # fmt: skip
     return partial.view(outer, splits, features).sum(1) if keep and splits > 1 else partial
 

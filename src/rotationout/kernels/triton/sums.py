@@ -21,22 +21,24 @@ def sum_kernel(
     weight,
     features,
     outer,
-    rows,
+    pieces,
     per_outer,
     splits,
     per_split,
-    x_n,
-    x_c,
-    x_p,
     weight_n,
     weight_p,
     WEIGHT: tl.constexpr,
     LAST: tl.constexpr,
+    PIECE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Weighted sums of every feature over ``per_outer`` values of n and one split of the rows."""
+    """Weighted sums of every feature over ``per_outer`` values of n and one split of the rows.
+
+    ``pieces`` times PIECE is the number of rows: so the compiler knows what divides it.
+    """
     program = tl.program_id(0)
+    rows = pieces * PIECE
     tiles = tl.cdiv(features, BLOCK_C)
     part = (program // tiles).to(tl.int64)
     first = part // splits * per_outer
@@ -51,7 +53,10 @@ def sum_kernel(
             local = local[:, None] if LAST else local[None, :]
             p = begin + local
             present = (local < per_split) & (p < rows) & (n < outer)
-            at = n * x_n + c.to(tl.int64) * x_c + p.to(tl.int64) * x_p
+            if LAST:
+                at = n * features * rows + p.to(tl.int64) * features + c
+            else:
+                at = n * features * rows + c.to(tl.int64) * rows + p
             value = tl.load(x + at, mask=present & (c < features), other=0.0).to(tl.float32)
             if WEIGHT:
                 value *= tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0).to(

@@ -42,8 +42,9 @@ def pairs_kernel(
     shift,
     weight,
     features,
-    positions,
-    tiles,
+    pieces,
+    strips,
+    splits,
     tan_n,
     code_n,
     weight_n,
@@ -53,58 +54,63 @@ def pairs_kernel(
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
+    PIECE: tl.constexpr,
+    CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """Maps: the program of a pair's first channel turns both channels, so that each element is read once.
+    """Maps: a pair's first channel turns both channels, so that each element is read once.
 
-    Programs of second channels end at once.
+    A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
+    is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it.
     """
     program = tl.program_id(0)
-    start = (program % tiles).to(tl.int64) * BLOCK
-    channel = (program // tiles) % features
-    n = (program // tiles // features).to(tl.int64)
-    signed = tl.load(code + n * code_n + channel).to(tl.int32)
-    if signed >= 0:
-        local = tl.arange(0, BLOCK)
-        inside = local < positions - start
-        base = n * features * positions + start
-        here = base + channel.to(tl.int64) * positions
-        u = tl.load(x + here + local, mask=inside).to(tl.float32)
-        if WEIGHT:
-            w = tl.load(weight + n * weight_n + (start + local) * weight_p, mask=inside)
-        if signed > 0:
-            partner = signed - 1
-            there = base + partner.to(tl.int64) * positions
-            v = tl.load(x + there + local, mask=inside).to(tl.float32)
+    positions = pieces * PIECE
+    split = program % splits
+    channel = (program // splits) % strips * CHANNELS + tl.arange(0, CHANNELS)[:, None]
+    n = (program // splits // strips).to(tl.int64)
+    known = channel < features
+    signed = tl.load(code + n * code_n + channel, mask=known, other=-1).to(tl.int32)
+    if tl.max(tl.max(signed, 0), 0) >= 0:
+        paired = signed > 0
+        partner = tl.where(paired, signed - 1, channel)
+        here = n * features * positions + channel.to(tl.int64) * positions
+        there = n * features * positions + partner.to(tl.int64) * positions
+        if MEAN:
+            here_mean = tl.load(mean + channel, mask=known, other=0.0)
+            there_mean = tl.load(mean + partner, mask=known, other=0.0)
+        if SHIFT:
+            here_shift = tl.load(shift + channel, mask=known, other=0.0)
+            there_shift = tl.load(shift + partner, mask=known, other=0.0)
+        for tile in tl.static_range(TILES):
+            position = (split * TILES + tile) * BLOCK + tl.arange(0, BLOCK)[None, :]
+            inside = position < positions
+            first = inside & (signed >= 0)
+            second = inside & paired
+            u = tl.load(x + here + position, mask=first, other=0.0).to(tl.float32)
+            v = tl.load(x + there + position, mask=second, other=0.0).to(tl.float32)
             if TAN_EACH:
-                t = tl.load(tan + n * tan_n + start + local, mask=inside).to(tl.float32)
+                t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0).to(tl.float32)
             else:
                 t = tl.load(tan + n * tan_n).to(tl.float32)
             if ADJOINT:
                 t = -t
-            a = v
-            b = u
             if MEAN:
-                a = v - tl.load(mean + partner)
-                b = u - tl.load(mean + channel)
-            first = u + t * a
-            other = v - t * b
-            if SHIFT:
-                s = tl.load(shift + partner)
-                if WEIGHT:
-                    other += s * w
-                else:
-                    other += s
-            tl.store(y + there + local, other.to(y.dtype.element_ty), mask=inside)
-        else:
-            first = u
-        if SHIFT:
-            s = tl.load(shift + channel)
-            if WEIGHT:
-                first += s * w
+                turned = u + tl.where(paired, t * (v - there_mean), 0.0)
+                other = v - t * (u - here_mean)
             else:
-                first += s
-        tl.store(y + here + local, first.to(y.dtype.element_ty), mask=inside)
+                turned = u + t * v
+                other = v - t * u
+            if SHIFT:
+                if WEIGHT:
+                    w = tl.load(weight + n * weight_n + position * weight_p, mask=inside, other=0.0)
+                    turned += here_shift * w
+                    other += there_shift * w
+                else:
+                    turned += here_shift
+                    other += there_shift
+            tl.store(y + here + position, turned.to(y.dtype.element_ty), mask=first)
+            tl.store(y + there + position, other.to(y.dtype.element_ty), mask=second)
 
 
 @triton.jit
