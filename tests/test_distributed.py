@@ -34,6 +34,9 @@ def run(rank: int, folder: str) -> None:
     try:
         x, weight = (t[:2] if rank == 0 else t[2:] for t in batch())  # ranks of unequal size
         torch.save(forward_and_gradient(x, weight, sync=True), f"{folder}/{rank}.pt")
+        # A process without examples must not leave the other one waiting.
+        x, weight = (t[:6] if rank == 0 else t[:0] for t in batch())
+        torch.save(forward_and_gradient(x, weight, sync=True), f"{folder}/{rank}_uneven.pt")
     finally:
         dist.destroy_process_group()
 
@@ -46,3 +49,6 @@ def test_synchronised_centring_equals_one_process(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat([parts[0][1], parts[1][1]]), expected[1])
     for part in parts:
         torch.testing.assert_close(part[2], expected[2])
+    alone = torch.load(tmp_path / "0_uneven.pt", weights_only=True)
+    for ours, theirs in zip(alone, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -45,12 +45,7 @@ def rotate(
         )
     _check_device("rotation", rotation.tan, x)
     if mean is not None:
-        if not _broadcasts_to(mean.shape, (*leading, x.size(axis))) or mean.shape[-1:] != (x.size(axis),):
-            raise ValueError(
-                f"mean must have shape ({x.size(axis)},) or broadcast to {(*leading, x.size(axis))}, "
-                f"got {tuple(mean.shape)}"
-            )
-        _check_device("mean", mean, x)
+        _check_mean("mean", mean, x, axis)
     return autograd.rotate(x, mean, rotation.tan, rotation.index, rotation.seed, axis, backend=backend)
 
 
@@ -65,7 +60,7 @@ def rotation_out(
     center: str | Tensor | None = None,
     mask: Tensor | None = None,
     block_size: int | None = None,
-    coverage: float = 0.1,
+    coverage: float | None = None,
     sync: bool = False,
     generator: torch.Generator | None = None,
     backend: str | None = None,
@@ -85,15 +80,15 @@ def rotation_out(
             inside the graph; or a tensor, a mean of shape (D,). A batch mean couples the examples of a batch.
         mask: True where there are features and False at padding, broadcast to the shape of ``x`` without ``dim``.
         Padding is
-            passed through and takes no part in a batch mean.
+            passed through and takes no part in a batch mean, which needs at least two rows that are not padding.
         block_size: turn only inside random blocks of this size along the axes after ``dim``.
-        coverage: the probability with which a position lies in a block.
+        coverage: the probability with which a position lies in a block, 0.1 if not given.
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
         backend: an implementation by name, instead of the fastest that can run.
     """
     rate = strength.check_rate(p)
-    draw = Draw() if draw is None else draw
+    draw = _rotation.check_draw(draw)
     active = training and rate > 0.0
     scale = strength.from_lam(draw.law, strength.to_lam("dropout", rate)) if active else 0.0
     return apply_noise(
@@ -124,65 +119,79 @@ def apply_noise(
     center: str | Tensor | None,
     mask: Tensor | None,
     block_size: int | None,
-    coverage: float,
+    coverage: float | None,
     sync: bool,
     generator: torch.Generator | None,
     backend: str | None,
 ) -> Tensor:
     """`rotation_out` once the strength is a law's parameter: a number, or a tensor that a schedule may change."""
     axis = _check_features(x, dim)
-    batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim)
+    batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim, draw)
     leading = x.shape[:axis] + x.shape[axis + 1 :]
-    if isinstance(center, str):
+    if isinstance(center, Tensor):
+        _check_mean("center", center, x, axis)
+    elif center is not None:
         strength.check_choice("center", center, ("batch",))
-    if block_size is not None:
-        check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
-    if not active or x.numel() == 0:
+    covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
+    weight = None if mask is None else mask_weight(mask, leading)
+    together = sync and _processes() > 1
+    if not active or (x.numel() == 0 and not together):  # an empty batch still has a part in a mean over processes
         return x
 
     turn = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
     tan = turn.tan
     if block_size is not None:
         spatial = x.ndim - 1 - axis
-        tan = tan * _rotation.sample_blocks(tuple(leading), spatial, block_size, coverage, generator, x.device)
-    weight = None
-    if mask is not None:
-        weight = mask_weight(mask, leading)
+        tan = tan * _rotation.sample_blocks(tuple(leading), spatial, block_size, covered, generator, x.device)
+    if weight is not None:
         tan = tan * weight
 
     draws = (tan, turn.index, turn.seed, axis)
-    if center is None or isinstance(center, Tensor):
-        return autograd.rotate(x, center, *draws, backend=backend)
-    if sync and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return autograd.rotate(x, feature_mean(x, weight, axis, sync=True), *draws, backend=backend)
-    if weight is None and x.numel() == x.size(axis):
+    if not isinstance(center, str):
+        rotated = autograd.rotate(x, center, *draws, backend=backend)
+    elif together:
+        mean, _ = feature_mean(x, weight, axis, sync=True)
+        rotated = autograd.rotate(x, mean, *draws, backend=backend)
+    elif weight is None and x.numel() == x.size(axis):
         raise ValueError(
             f"center='batch' needs more than one value per feature, got shape {tuple(x.shape)} with the features on "
-            f"dim = {dim}: about a mean over one value nothing would turn; use center=None or 'running'"
+            f"dim = {dim}: about a mean over one value nothing would turn; use center=None or a running mean"
         )
-    return autograd.rotate_centred(x, weight, *draws, backend=backend)
+    else:
+        rotated = autograd.rotate_centred(x, weight, *draws, backend=backend)
+    if weight is None:
+        return rotated
+    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # whatever the padding holds
 
 
-def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> Tensor:
-    """The mean of every feature over all other axes, rows weighted by ``weight`` (leading shape).
+def _processes() -> int:
+    """How many data-parallel processes there are."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1
+
+
+def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> tuple[Tensor, Tensor]:
+    """The mean of every feature over all other axes, rows weighted by ``weight`` (leading shape), and how many rows.
 
     With ``sync`` it is taken over all data-parallel processes, and its gradient is summed over them too.
     """
     total = feature_sum(x, weight, axis)
     rows = torch.full((1,), x.numel() // x.size(axis), device=x.device) if weight is None else weight.sum().view(1)
-    if sync and torch.distributed.is_available() and torch.distributed.is_initialized():
+    if sync and _processes() > 1:
         from torch.distributed.nn.functional import all_reduce
 
         reduced = all_reduce(torch.cat([total, rows.to(total.dtype)]))
         total, rows = reduced[:-1], reduced[-1:]
-    return total / rows.clamp(min=1)
+    return total / rows.clamp(min=1), rows
 
 
 def _check_features(x: Tensor, dim: int) -> int:
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"x must be a real floating-point tensor, got {x.dtype}; convert it first, e.g. x.float()")
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(
+            f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. x.float()"
+        )
     if x.ndim == 0:
         raise ValueError("x must have a feature axis, got a tensor without dimensions")
     axis = _rotation.resolve_axis("dim", dim, x.ndim)
@@ -190,14 +199,20 @@ def _check_features(x: Tensor, dim: int) -> int:
     return axis
 
 
-def check_blocks(block_size: int, coverage: float, spatial: int) -> None:
+def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> float:
+    """The coverage to use, or an error that says what would be right."""
+    if block_size is None:
+        if coverage is not None:
+            raise ValueError(f"coverage = {coverage!r} says how much blocks cover: it needs a block_size")
+        return 1.0
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"block_size must be a positive integer or None, got {block_size!r}")
-    fraction = strength.check_number("coverage", coverage)
+    fraction = 0.1 if coverage is None else strength.check_number("coverage", coverage)
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"coverage must be in (0, 1], got {fraction!r}; for no noise set p = 0")
     if spatial == 0:
         raise ValueError("block_size needs axes after the feature axis to lay blocks on; use RotationOut1d, 2d or 3d")
+    return fraction
 
 
 def mask_weight(mask: Tensor, leading: torch.Size) -> Tensor:
@@ -210,6 +225,16 @@ def mask_weight(mask: Tensor, leading: torch.Size) -> Tensor:
             f"mask must broadcast to {tuple(leading)}, the shape of x without its feature axis, got {tuple(mask.shape)}"
         )
     return mask.to(torch.float32).expand(leading)
+
+
+def _check_mean(name: str, mean: Tensor, x: Tensor, axis: int) -> None:
+    if not isinstance(mean, Tensor) or not mean.is_floating_point():
+        kind = mean.dtype if isinstance(mean, Tensor) else type(mean).__name__
+        raise TypeError(f"{name} must be a real floating-point tensor, got {kind}")
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :], x.size(axis))
+    if not _broadcasts_to(mean.shape, shape) or mean.shape[-1:] != (x.size(axis),):
+        raise ValueError(f"{name} must have shape ({x.size(axis)},) or broadcast to {shape}, got {tuple(mean.shape)}")
+    _check_device(name, mean, x)
 
 
 def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:

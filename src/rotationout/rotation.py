@@ -108,6 +108,11 @@ class Rotation:
         angle = angle if angle.is_floating_point() else angle.to(torch.get_default_dtype())
         if not bool((angle.abs() < math.pi / 2).all()):
             raise ValueError(f"theta must lie strictly between −π/2 and π/2, where tan θ is finite, got {theta!r}")
+        if not all(a == b or 1 in (a, b) for a, b in zip(angle.shape[::-1], order.shape[-2::-1], strict=False)):
+            raise ValueError(
+                f"theta of shape {tuple(angle.shape)} does not broadcast with the leading shape "
+                f"{tuple(order.shape[:-1])} of permutation"
+            )
         return cls(tan=angle.tan(), index=pairing.from_permutation(order), features=features)
 
     @property
@@ -177,11 +182,11 @@ def sample_rotation(
     >>> sample_rotation((32, 64, 8, 8), 0.2, dim=1, draw=Draw(pairing_per="example")).leading_shape
     torch.Size([32, 8, 8])
     """
-    draw = Draw() if draw is None else draw
+    draw = check_draw(draw)
     size = tuple(int(n) for n in shape)
     feature_axis = resolve_axis("dim", dim, len(size))
     check_features(size[feature_axis], dim)
-    batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size))
+    batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size), draw)
     leading = size[:feature_axis] + size[feature_axis + 1 :]
     scale = strength.from_lam(draw.law, strength.to_lam("dropout", p))
     where = torch.device(device) if device is not None else generator.device if generator is not None else None
@@ -197,11 +202,20 @@ def resolve_axis(name: str, axis: int, ndim: int) -> int:
     return axis % ndim
 
 
-def leading_batch_axis(batch_dim: int | None, feature_axis: int, ndim: int) -> int | None:
-    """``batch_dim`` as an axis of the leading shape, that is, of the shape without the feature axis."""
-    if batch_dim is None or ndim == 1:
+def check_draw(draw: Draw | None) -> Draw:
+    """``draw``, or the default one if it is None."""
+    if draw is not None and not isinstance(draw, Draw):
+        raise TypeError(f"draw must be a Draw, got {type(draw).__name__} {draw!r}; e.g. Draw(pairing='structured')")
+    return Draw() if draw is None else draw
+
+
+def leading_batch_axis(batch_dim: int | None, feature_axis: int, ndim: int, draw: Draw) -> int | None:
+    """``batch_dim`` as an axis of the leading shape, the one without the feature axis; None if no choice needs it."""
+    if batch_dim is None or "example" not in (draw.pairing_per, draw.angle_per):
         return None
     axis = resolve_axis("batch_dim", batch_dim, ndim)
+    if ndim == 1:
+        return None
     if axis == feature_axis:
         raise ValueError(f"batch_dim = {batch_dim} is the feature axis; for a single example pass batch_dim=None")
     return axis - (axis > feature_axis)

@@ -81,7 +81,10 @@ def to_lam(kind: str, value: float) -> float:
         raise ValueError(
             f"E tan²θ is infinite for θ uniform on ±{number:.6g}: Θ must be less than π/2 = {math.pi / 2:.6g}"
         )
-    return _TO_LAM[kind](number)
+    try:
+        return _TO_LAM[kind](number)
+    except OverflowError:
+        raise ValueError(f"the parameter of {kind!r} is too large: λ would be infinite at {number!r}") from None
 
 
 def from_lam(kind: str, lam: float) -> float:
@@ -94,7 +97,10 @@ def from_lam(kind: str, lam: float) -> float:
     number = check_number("lam", lam)
     if not 0.0 <= number < math.inf:
         raise ValueError(f"lam must be finite and not negative, got {number!r}")
-    return _FROM_LAM[kind](number)
+    value = _FROM_LAM[kind](number)
+    if value >= {"dropout": 1.0, "uniform_angle": math.pi / 2}.get(kind, math.inf):
+        raise ValueError(f"λ = {number!r} is too large: no parameter of {kind!r} below its limit reaches it")
+    return value
 
 
 def convert(value: float, source: str, target: str) -> float:

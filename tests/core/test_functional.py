@@ -38,6 +38,8 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, int, int | None, ro.Draw, bool, str]
     step = draw(st.integers(1, 2))
     base = torch.randn([shape[axis] * step for axis in order]).to(dtype)
     x = base[tuple(slice(None, None, step) for _ in order)].permute([order.index(axis) for axis in range(ndim)])
+    if draw(st.booleans()) and dim:  # the same example over and over, with stride 0
+        x = x[:1].expand(x.shape)
     others = [axis for axis in range(ndim) if axis != dim]
     batch_dim = draw(st.sampled_from([None, *others]))
     choice = ro.Draw(
@@ -145,6 +147,39 @@ def test_derivatives_in_the_mean(mean_shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(tangent, difference.detach())
 
 
+@pytest.mark.parametrize("dim", [0, 1, -3])
+def test_any_axis_with_defaults(dim: int) -> None:
+    x = torch.randn(6, 4, 5)
+    assert not torch.equal(rotation_out(x, 0.5, dim=dim), x)
+
+
+def test_forward_mode_in_the_angle_is_right_or_refused() -> None:
+    x, tan = torch.randn(4, 6), torch.rand(4)
+    index = ro.sample_rotation((4, 6), 0.3).index
+
+    def turn(tan: Tensor, backend: str | None) -> Tensor:
+        return rotate(x, ro.Rotation(tan, index, 6), backend=backend)
+
+    _, tangent = torch.func.jvp(lambda t: turn(t, "reference"), (tan,), (torch.ones(4),))
+    torch.testing.assert_close(tangent, turn(tan + 1, None) - turn(tan, None))
+    with pytest.raises(NotImplementedError, match="backend='reference'"):
+        torch.func.jvp(lambda t: turn(t, None), (tan,), (torch.ones(4),))
+
+
+def test_other_devices_and_modes_leave_no_trace() -> None:
+    """Tables are kept between calls: they must not be made on whatever device or mode happens to be active."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.randn(8, 48)
+    with FakeTensorMode():
+        rotation_out(torch.empty(8, 80), 0.5, draw=STRUCTURED)
+    with torch.device("meta"):
+        rotation = ro.sample_rotation((8, 48), 0.5, draw=STRUCTURED, device="cpu")
+        rotate(x, rotation, backend="cpu")
+    assert torch.isfinite(rotation_out(x, 0.5, draw=STRUCTURED)).all()
+    assert torch.isfinite(rotation_out(torch.randn(8, 80), 0.5, draw=STRUCTURED)).all()
+
+
 def test_an_angle_can_be_learned() -> None:
     theta = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
     x = torch.randn(2, 4, dtype=torch.float64)
@@ -205,11 +240,13 @@ def test_identity_when_not_training_or_without_strength() -> None:
 
 
 @pytest.mark.parametrize("center", [None, "batch"])
-def test_empty_batches(center: str | None) -> None:
-    x = torch.randn(0, 6, 4, requires_grad=True)
+@pytest.mark.parametrize("shape", [(0, 6, 4), (2, 6, 0)])
+def test_empty_batches(center: str | None, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, requires_grad=True)
     y = rotation_out(x, 0.5, dim=1, center=center)
     y.sum().backward()
     assert y.shape == x.shape
+    assert rotate(x, ro.sample_rotation(shape, 0.5, dim=1), dim=1).shape == x.shape
 
 
 @pytest.mark.parametrize("center", [None, "batch"])
@@ -249,18 +286,23 @@ def test_the_draw_does_not_depend_on_the_dtype() -> None:
     torch.testing.assert_close(outputs[2], outputs[0], rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("content", [1e3, torch.inf, torch.nan])
 @pytest.mark.parametrize("center", [None, "batch"])
-def test_padding_is_left_alone_and_not_averaged(center: str | None) -> None:
+def test_padding_is_left_alone_and_not_averaged(center: str | None, content: float) -> None:
     x = torch.randn(2, 3, 8)
     torch.manual_seed(2)
     y = rotation_out(x, 0.5, mask=PADDED, center=center)
     assert torch.equal(y[0, 2], x[0, 2])
     assert not torch.equal(y[0, 1], x[0, 1])
     disturbed = x.clone()
-    disturbed[0, 2] = 1e3
+    disturbed[0, 2] = content
+    disturbed.requires_grad_()
     torch.manual_seed(2)
     again = rotation_out(disturbed, 0.5, mask=PADDED, center=center)
     torch.testing.assert_close(again[PADDED], y[PADDED])
+    torch.testing.assert_close(again[0, 2], disturbed[0, 2], equal_nan=True)
+    (gradient,) = torch.autograd.grad(again[PADDED].sum(), disturbed)
+    assert torch.isfinite(gradient).all()
 
 
 def rows_that_change(center: str | Tensor | None) -> int:
@@ -295,8 +337,20 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: rotation_out(X.long(), 0.5), TypeError, r"floating-point tensor, got torch.int64.*x.float\(\)"),
+        (
+            lambda: rotation_out(X.long(), 0.5),
+            TypeError,
+            r"16 to 64 bits.*got torch.int64.*x.float\(\)",
+        ),
         (lambda: rotation_out(X.to(torch.complex64), 0.5), TypeError, "got torch.complex64"),
+        (lambda: rotation_out(X.to(torch.float8_e4m3fn), 0.5), TypeError, "got torch.float8"),
+        (lambda: rotation_out(X, 0.5, center=False), ValueError, "center must be one of 'batch', got False"),
+        (lambda: rotation_out(X, 0.5, center=torch.zeros(1)), ValueError, r"center must have shape \(6,\)"),
+        (lambda: rotation_out(X, 0.5, center=torch.zeros(6).to(torch.complex64)), TypeError, "center must be a real"),
+        (lambda: rotation_out(X, 0.5, draw="structured"), TypeError, "draw must be a Draw, got str 'structured'"),
+        (lambda: rotation_out(X, 0.5, coverage=0.5), ValueError, "it needs a block_size"),
+        (lambda: rotation_out(X, 0.5, training=False, mask=torch.ones(3)), TypeError, "mask must be a boolean"),
+        (lambda: rotate(X, FITTING, 0.5), TypeError, "mean must be a real floating-point tensor, got float"),
         (lambda: rotation_out([1.0, 2.0], 0.5), TypeError, "x must be a Tensor, got list"),
         (lambda: rotation_out(torch.tensor(1.0), 0.5), ValueError, "without dimensions"),
         (lambda: rotation_out(X[:, :1], 0.5), ValueError, "dim = -1 has size 1"),

@@ -123,6 +123,28 @@ def test_strength_survives_casts(cast: Callable[[nn.Module], nn.Module]) -> None
     assert module._scale.item() == pytest.approx((0.3 / 0.7) ** 0.5)
 
 
+def test_a_layer_made_in_inference_mode_can_be_trained() -> None:
+    with torch.inference_mode():
+        module = ro.RotationOut(0.3)
+        module.to(torch.float64)
+    module.p = 0.5
+    assert module._scale.item() == pytest.approx(1.0)
+
+
+def test_autocast_takes_what_it_is_given() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), ro.RotationOut(0.3), ro.RotationOut(0.3, center="batch"), nn.Linear(8, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randn(4, 6)).square().mean()
+    loss.backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+def test_symbolic_tracing_of_the_eval_model() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), ro.RotationOut(0.3), ro.RotationOut2d(0.3)).eval()
+    x = torch.randn(2, 6)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+
+
 def test_strength_survives_the_meta_device() -> None:
     with torch.device("meta"):
         module = nn.Sequential(ro.RotationOut(0.3))
@@ -158,6 +180,15 @@ def test_running_mean_on_maps_ignores_padding() -> None:
     mask = torch.rand(3, 5) < 0.6
     module(x, mask=mask)
     torch.testing.assert_close(module.running_mean, x.movedim(1, -1)[mask].mean(0))
+
+
+def test_a_batch_of_padding_leaves_the_running_mean_alone() -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=6, momentum=1.0)
+    module(torch.randn(8, 6) + 3)
+    before = module.running_mean.clone()
+    module(torch.randn(8, 6), mask=torch.zeros(8, dtype=torch.bool))
+    module(torch.randn(0, 6))
+    assert torch.equal(module.running_mean, before)
 
 
 def test_running_mean_lets_no_example_see_another() -> None:
@@ -215,6 +246,11 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut(0.9, law="gaussian_angle"), ValueError, "reaches λ = 1.85"),
         (lambda: ro.RotationOut2d(block_size=0), ValueError, "block_size must be a positive integer"),
         (lambda: ro.RotationOut2d(block_size=3, coverage=2.0), ValueError, r"coverage must be in \(0, 1\]"),
+        (lambda: ro.RotationOut2d(coverage=0.3), ValueError, "it needs a block_size"),
+        (lambda: ro.RotationOut(num_features=6), ValueError, "num_features is for center='running'"),
+        (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
+        (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis"),
+        (lambda: ro.RotationOut()(torch.tensor(1.0)), TypeError, "takes a tensor with a feature axis"),
         (lambda: ro.RotationOut2d(dim=3), TypeError, "unexpected keyword argument 'dim'"),
         (
             lambda: ro.RotationOut2d()(MAP[0, 0]),
@@ -230,7 +266,7 @@ MAP = torch.randn(2, 8, 4, 4)
             "num_features is 3, but the input has 4",
         ),
         (lambda: ro.RotationOut()(MAP.long()), TypeError, "got torch.int64"),
-        (lambda: ro.RotationOut(backend="nope")(MAP), ValueError, "backend must be one of"),
+        (lambda: ro.RotationOut(backend="nope"), ValueError, "backend must be one of"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:

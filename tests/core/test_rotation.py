@@ -9,8 +9,6 @@ import rotationout as ro
 from rotationout import pairing
 from rotationout.functional import rotate
 
-SIZES = [*range(2, 50), 60, 63, 64, 96, 100, 127, 128, 192, 255, 256, 320, 511, 512, 640]
-
 
 def test_the_matrix_of_appendix_a1() -> None:
     theta = 0.3
@@ -36,8 +34,13 @@ def test_a_table_by_hand() -> None:
     torch.testing.assert_close(rotation.theta, torch.tensor([0.1, 0.2]))
 
 
-@pytest.mark.parametrize("features", SIZES)
-def test_structured_pairings_hold_every_pair_exactly_once(features: int) -> None:
+@pytest.mark.parametrize("start", range(2, 641, 71))
+def test_structured_pairings_hold_every_pair_exactly_once(start: int) -> None:
+    for features in range(start, min(start + 71, 641)):
+        check_enumeration(features)
+
+
+def check_enumeration(features: int) -> None:
     count = pairing.count_structured(features)
     assert count == features - 1 + features % 2
     partner, sign = pairing.partner_and_sign(torch.arange(count), torch.randint(2**63 - 1, ()), features)
@@ -168,6 +171,8 @@ def test_bad_arguments_of_sample_rotation() -> None:
     with pytest.raises(TypeError, match="dim must be an integer"):
         ro.sample_rotation((4, 6), 0.2, dim=1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_dim = 1 is the feature axis"):
-        ro.sample_rotation((4, 6), 0.2, batch_dim=1)
+        ro.sample_rotation((4, 6), 0.2, batch_dim=1, draw=ro.Draw(pairing_per="example"))
     with pytest.raises(ValueError, match="p is a drop probability"):
         ro.sample_rotation((4, 6), 1.0)
+    with pytest.raises(ValueError, match=r"theta of shape \(3,\) does not broadcast with the leading shape \(2,\)"):
+        ro.Rotation.from_permutation([[0, 1], [1, 0]], torch.zeros(3))

@@ -79,3 +79,10 @@ def test_bad_parameter(value: float) -> None:
 def test_unknown_kind_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'uniform_angle'"):
         strength.to_lam("uniform_angel", 0.1)
+
+
+def test_what_cannot_be_represented_is_refused() -> None:
+    with pytest.raises(ValueError, match="too large"):
+        strength.from_lam("dropout", 1e300)
+    with pytest.raises(ValueError, match="too large"):
+        strength.to_lam("gaussian", 1e200)

@@ -34,7 +34,7 @@ def rotate(
     backend: str | None = None,
 ) -> Tensor:
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
-    if tan.requires_grad:  # a learned angle: let autograd see every step
+    if tan.requires_grad or backend == "reference":  # a learned angle, or by wish: let autograd see every step
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     if _is_plain():
         return cast(Tensor, implementation(x, backend).rotate(x, mean, tan, index, seed, dim, adjoint))
@@ -73,6 +73,11 @@ def _is_plain() -> bool:
     )
 
 
+def _refuse_tangent(tan: Tensor | None) -> None:
+    if tan is not None:
+        raise NotImplementedError("forward-mode AD in the angle of a rotation needs backend='reference'")
+
+
 class _Rotate(Function):
     @staticmethod
     def forward(
@@ -94,10 +99,13 @@ class _Rotate(Function):
         ctx.mean_shape, ctx.mean_dtype = (None, None) if mean is None else (mean.shape, mean.dtype)
         ctx.save_for_backward(tan, index, seed)
         ctx.save_for_forward(tan, index, seed)
+        ctx.set_materialize_grads(False)  # a tangent that is not there is None, not zeros
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
+        if grad is None:
+            return (None,) * 8
         tan, index, seed = ctx.saved_tensors
         grad_x = rotate(grad, None, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
         grad_mean = None
@@ -111,6 +119,7 @@ class _RotateEager(_Rotate):
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, mean: Tensor | None, *others: Any) -> Tensor:
         tan, index, seed = ctx.saved_tensors
+        _refuse_tangent(others[0])
         if x is None:  # only the mean moves
             x = tan.new_zeros(ctx.shape, dtype=ctx.dtype)
         return rotate(x, mean, tan, index, seed, ctx.dim, adjoint=ctx.adjoint, backend=ctx.backend)
@@ -140,10 +149,13 @@ class _RotateCentred(Function):
         _x, weight, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
         ctx.save_for_backward(weight, tan, index, seed)
         ctx.save_for_forward(weight, tan, index, seed)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
+        if grad is None:
+            return (None,) * 8
         weight, tan, index, seed = ctx.saved_tensors
         grad_x = rotate_centred(grad, weight, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
         return grad_x, None, None, None, None, None, None, None
@@ -151,8 +163,9 @@ class _RotateCentred(Function):
 
 class _RotateCentredEager(_RotateCentred):
     @staticmethod
-    def jvp(ctx: Any, x: Tensor, *others: Any) -> Tensor:
+    def jvp(ctx: Any, x: Tensor, weight_: None, tan_: Tensor | None, *others: Any) -> Tensor:
         weight, tan, index, seed = ctx.saved_tensors
+        _refuse_tangent(tan_)
         return rotate_centred(x, weight, tan, index, seed, ctx.dim, adjoint=ctx.adjoint, backend=ctx.backend)
 
     @staticmethod

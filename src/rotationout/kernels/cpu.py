@@ -82,9 +82,8 @@ def _fetch(dense: Tensor, partner: Tensor, axis: int) -> Tensor:
         return dense.view(-1, features).index_select(1, partner.flatten()).view_as(dense)
     if not _is_last(dense, axis) and partner.shape[axis + 1 :].numel() == 1:
         chunks = dense.view(-1, math.prod(dense.shape[axis + 1 :]))
-        start = (
-            torch.arange(chunks.size(0) // features).view(*dense.shape[:axis], *(1,) * (dense.ndim - axis)) * features
-        )
+        start = torch.arange(0, chunks.size(0), features, device="cpu")
+        start = start.view(*dense.shape[:axis], *(1,) * (dense.ndim - axis))
         return chunks.index_select(0, (start + partner).flatten()).view_as(dense)
     return dense.gather(axis, partner.expand_as(dense))
 
@@ -103,9 +102,9 @@ def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Ten
 
     values = dense.to(turn.dtype)
     centred = values if centre is None else values - centre
-    position = (torch.arange(0, rows * groups, groups).unsqueeze(1) + partner).flatten().int()
+    position = (torch.arange(0, rows * groups, groups, device="cpu").unsqueeze(1) + partner).flatten().int()
     fetched = centred.view(-1, 8).index_select(0, position).view(rows, groups, 8)
-    lane = (torch.arange(8) ^ flip).unsqueeze(1).expand_as(fetched)
+    lane = (torch.arange(8, device="cpu") ^ flip).unsqueeze(1).expand_as(fetched)
     rotated = _signs_of_bytes(turn.dtype).index_select(0, signs.flatten().int()).view_as(fetched)
     rotated = rotated.mul_(fetched.gather(2, lane)).view_as(dense)
     return torch.addcmul(values, rotated, turn, out=rotated)
@@ -122,20 +121,22 @@ def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
 @functools.lru_cache(maxsize=8)
 def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
     """Those of all pairings: constants of D, at most 7 MB for the sizes that are kept."""
-    return _narrowed(pairing.structured_groups(torch.arange(pairing.count_structured(features)), features))
+    return _narrowed(
+        pairing.structured_groups(torch.arange(pairing.count_structured(features), device="cpu"), features)
+    )
 
 
 @functools.lru_cache(maxsize=2)
 def _signs_of_bytes(dtype: torch.dtype) -> Tensor:
     """Row b holds +1 where a bit of b is set and −1 where it is not, (256, 8)."""
-    return ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1).to(dtype) * 2 - 1
+    return ((torch.arange(256, device="cpu").unsqueeze(1) >> torch.arange(8, device="cpu")) & 1).to(dtype) * 2 - 1
 
 
 @functools.lru_cache(maxsize=1)
 def _swapped_bytes() -> Tensor:
     """Entry 256 u + b is b with bit v moved to v XOR u, for every lane flip u and byte b, (2048,)."""
-    lane = torch.arange(8)
-    bits = (torch.arange(256).unsqueeze(1) >> (lane ^ lane.view(8, 1, 1))) & 1
+    lane = torch.arange(8, device="cpu")
+    bits = (torch.arange(256, device="cpu").unsqueeze(1) >> (lane ^ lane.view(8, 1, 1))) & 1
     return (bits << lane).sum(-1).to(torch.uint8).flatten()
 
 

@@ -46,8 +46,13 @@ def sampler(device: torch.device | None) -> ModuleType | None:
 
 def _obstacle(backend: str, x: Tensor) -> str:
     """Why an implementation cannot run on ``x``; empty if it can."""
-    if backend == "cpu" and x.device.type != "cpu":
-        return f"runs on CPU tensors, got one on {x.device}"
+    if backend == "cpu":
+        if x.device.type != "cpu":
+            return f"runs on CPU tensors, got one on {x.device}"
+        if type(x) not in (Tensor, torch.nn.Parameter):  # a fake tensor, say, must not be kept in a table
+            return f"runs on plain tensors, got {type(x).__name__}"
+        if x.numel() == 0:
+            return "needs at least one element"
     if backend == "triton":
         if not _has_triton():
             return "needs triton, which is not installed"

@@ -60,6 +60,7 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
     rows = x.movedim(dim, -1)
     wide = torch.promote_types(x.dtype, torch.float32)
     if weight is not None:
-        rows = rows.to(wide) * weight.unsqueeze(-1)
+        counted = weight.unsqueeze(-1)
+        rows = torch.where(counted != 0, rows.to(wide) * counted, 0.0)  # padding may hold anything, NaN too
     axes = list(range(rows.ndim - 1))
     return rows.sum(axes, dtype=wide) if axes else rows.to(wide)

@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
 from ..functional import apply_noise, check_blocks, feature_mean, mask_weight
+from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
 
 __all__ = ["RotationOut", "RotationOut1d", "RotationOut2d", "RotationOut3d"]
@@ -41,7 +42,7 @@ class _RotationOutNd(_DropoutNd):
     _presets: dict[str, _Preset]
     _scale: Tensor
     block_size: int | None = None
-    coverage: float = 1.0
+    coverage: float | None = None
     running_mean: Tensor | None
 
     def __init__(
@@ -75,7 +76,11 @@ class _RotationOutNd(_DropoutNd):
             strength.check_choice("center", center, ("default", "batch", "running"))
         self.center = chosen.center if center == "default" else center
         self.sync = sync
-        self.backend = backend
+        self.backend = backend if backend is None else strength.check_choice("backend", backend, BACKENDS)
+        if sync and self.center is None:
+            raise ValueError("sync=True takes means over processes, but center=None takes no mean")
+        if num_features is not None and self.center != "running":
+            raise ValueError(f"num_features is for center='running', got it with center={self.center!r}")
         self.momentum = strength.check_number("momentum", momentum)
         if not 0.0 < self.momentum <= 1.0:
             raise ValueError(f"momentum must be in (0, 1], got {self.momentum!r}")
@@ -87,14 +92,15 @@ class _RotationOutNd(_DropoutNd):
             self.register_buffer("running_mean", torch.zeros(num_features))
         else:
             self.running_mean = None
-        self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
+        with torch.inference_mode(False):  # a number to be changed, wherever the layer is made
+            self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
         self.p = p
 
     @property
     def p(self) -> float:
         """The drop probability of the Dropout this noise is matched to.
 
-        Setting it changes a number on the device, not the graph: a compiled or captured model follows a schedule
+        Setting it changes a number on the device too, not the graph: a compiled or captured model follows a schedule
         without recompiling, except once when p becomes zero or ceases to be.
         """
         return self._p
@@ -109,7 +115,8 @@ class _RotationOutNd(_DropoutNd):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # The strength is fp32 whatever the model is cast to, and known even if the model came from the meta device.
-        self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
+        with torch.inference_mode(False):
+            self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
         self.p = self._p
         return self
 
@@ -119,8 +126,12 @@ class _RotationOutNd(_DropoutNd):
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """Turn ``input`` while training; padding, where ``mask`` is False, is left alone."""
+        if not self.training:
+            return input
+        if not isinstance(input, Tensor) or input.ndim == 0:
+            raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {input!r}")
         dim, batch_dim = self._axes(input)
-        active = self.training and self._active
+        active = self._active
         center: str | Tensor | None = self.center
         if self.running_mean is not None:
             if input.size(dim) != self.running_mean.numel():
@@ -142,10 +153,11 @@ class _RotationOutNd(_DropoutNd):
             generator=None,
             backend=self.backend,
         )
-        if self.training and self.running_mean is not None and input.numel():
+        if self.running_mean is not None:
             weight = None if mask is None else mask_weight(mask, input.shape[:dim] + input.shape[dim + 1 :])
-            mean = feature_mean(input.detach(), weight, dim, sync=self.sync)
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            mean, rows = feature_mean(input.detach(), weight, dim, sync=self.sync)
+            kept = self.running_mean.dtype
+            self.running_mean.lerp_(mean.to(kept), self.momentum * (rows > 0).to(kept))  # nothing seen, nothing learned
         return output
 
     def extra_repr(self) -> str:
@@ -178,7 +190,8 @@ class RotationOut(_RotationOutNd):
         side: symmetric or one-sided angles.
         center: the point to turn about: None, the origin; ``"batch"``, the mean of every feature over all other axes,
             inside the graph; or ``"running"``, an exponential mean of past batches, saved with the model. A batch mean
-            couples the examples of a batch and, on sequences, lets a step see later ones.
+            couples the examples of a batch and, on sequences, lets a step see later ones. A running mean does not go
+            with activation checkpointing, whose second forward pass would see the mean already updated.
         num_features: the size of the feature axis, for ``center="running"``.
         momentum: how much a new batch counts in the running mean.
         sync: take means over all data-parallel processes.
@@ -199,11 +212,12 @@ class _RotationOutMaps(_RotationOutNd):
     _presets = _MAPS
     _shape: str
 
-    def __init__(self, p: float = 0.5, *, block_size: int | None = None, coverage: float = 0.1, **choices: Any) -> None:
+    def __init__(
+        self, p: float = 0.5, *, block_size: int | None = None, coverage: float | None = None, **choices: Any
+    ) -> None:
         super().__init__(p, **choices)
-        if block_size is not None:
-            check_blocks(block_size, coverage, spatial=len(self._shape.split(", ")))
-        self.block_size, self.coverage = block_size, coverage
+        covered = check_blocks(block_size, coverage, spatial=len(self._shape.split(", ")))
+        self.block_size, self.coverage = block_size, None if block_size is None else covered
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         spatial = len(self._shape.split(", "))
@@ -233,7 +247,7 @@ class RotationOut2d(_RotationOutMaps):
         p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
         block_size: turn only inside random blocks of this size along every axis, the combination with DropBlock of
             section 2.3; clipped where the map is smaller.
-        coverage: the probability with which a position lies in a block.
+        coverage: the probability with which a position lies in a block, 0.1 if not given.
         choices: ``preset``, ``center`` and the others of `RotationOut`.
 
     >>> RotationOut2d(p=0.2, block_size=7, center="running", num_features=64)

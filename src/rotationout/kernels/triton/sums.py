@@ -59,9 +59,8 @@ def sum_kernel(
                 at = n * features * rows + c.to(tl.int64) * rows + p
             value = tl.load(x + at, mask=present & (c < features), other=0.0).to(tl.float32)
             if WEIGHT:
-                value *= tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0).to(
-                    tl.float32
-                )
+                w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0)
+                value = tl.where(w != 0, value * w.to(tl.float32), 0.0)  # padding may hold anything, NaN too
             total += value
     tl.store(partial + part * features + feature, tl.sum(total, axis=0 if LAST else 1), mask=feature < features)
 
