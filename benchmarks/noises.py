@@ -23,7 +23,7 @@ def gaussian_dropout(p: float) -> Noise:
 def authors_formula(p: float) -> Noise:
     """The expression of the authors' public code, written anew: one P for the batch, one tan θ per example, batch mean.
 
-    Works on (N, D) and (N, C, …), as theirs does.
+    The features are on the second axis, as in theirs.
     """
     sigma = ro.strength.convert(p, "dropout", "gaussian_tan")
 
@@ -55,8 +55,7 @@ def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
         "RotationOut, un-centred": layer(p, center=None),
         "RotationOut, batch-centred": layer(p, center="batch"),
     }
-    if len(shape) != 3:
-        found["authors' formula"] = authors_formula(p)
+    found["authors' formula"] = authors_formula(p)
     if maps:
         found["nn.Dropout2d"] = nn.Dropout2d(p)
         try:
