@@ -79,8 +79,8 @@ def rotation_out(
         center: the point to turn about: None, the origin; ``"batch"``, the mean of every feature over all other axes,
             inside the graph; or a tensor, a mean of shape (D,). A batch mean couples the examples of a batch.
         mask: True where there are features and False at padding, broadcast to the shape of ``x`` without ``dim``.
-        Padding is
-            passed through and takes no part in a batch mean, which needs at least two rows that are not padding.
+            Padding is passed through and takes no part in a batch mean, which needs at least two rows that are not
+            padding.
         block_size: turn only inside random blocks of this size along the axes after ``dim``.
         coverage: the probability with which a position lies in a block, 0.1 if not given.
         sync: take the batch mean over all data-parallel processes.

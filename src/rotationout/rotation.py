@@ -31,14 +31,14 @@ class Draw:
     Args:
         pairing: ``"permutation"``, a uniformly random permutation (the paper's), or ``"structured"``, one of D − 1
             pairings that together hold every pair once, with random signs. Mean and covariance (Lemma 1) are the same;
-            structured draws are cheaper to make and to apply, but there are only (D − 1)·2^(D/2) of them.
+            structured draws are cheaper to make and to apply, but there are only (D − 1)·2^(D/2) of them, fewer than
+            Dropout's 2^D masks: the paper's remark on diversity holds for permutations alone.
         pairing_per: who has a pairing of its own: every ``"row"`` (feature vector), every ``"example"``, or the
             ``"batch"``.
         angle_per: who has an angle of its own, likewise. On maps a row is a position.
         law: the law of the angle, one of `rotationout.strength.LAWS`.
         side: ``"symmetric"`` angles, or ``"one"``: only positive ones. The order inside a pair is random, so the mean
-        and
-            Lemma 1 hold for both; but positions that share a pairing turn the same way only if one-sided.
+            and Lemma 1 hold for both; but positions that share a pairing turn the same way only if one-sided.
     """
 
     pairing: str = "permutation"

@@ -57,6 +57,8 @@ def rotate_centred(
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
+    if backend == "reference":
+        return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     if _is_plain():
         return cast(Tensor, implementation(x, backend).rotate_centred(x, weight, tan, index, seed, dim, adjoint))
     function = _RotateCentred if torch.compiler.is_compiling() else _RotateCentredEager
