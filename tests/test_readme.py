@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from benchmarks.tables import cpu_table, gpu_table
+
 from rotationout.experiments.records import Study
 from rotationout.report.digits import difference, percent
 
