@@ -1,0 +1,17 @@
+"""What all tests share.
+
+Every test starts from the same seed: failures can be repeated, and statistical tests always give the same answer.
+Doctests are collected from every module; those of the GPU kernels can be imported only where triton is.
+"""
+
+import importlib.util
+
+import pytest
+import torch
+
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/rotationout/kernels/triton/*"]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(20191118)
