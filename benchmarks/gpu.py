@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor, nn
 from triton.testing import do_bench
 
@@ -166,7 +167,7 @@ def main() -> None:
     record = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "triton": __import__("triton").__version__,
+        "triton": triton.__version__,
         "python": platform.python_version(),
         "commit": commit,
         "p": P,

@@ -172,12 +172,18 @@ def test_other_devices_and_modes_leave_no_trace() -> None:
 
     x = torch.randn(8, 48)
     with FakeTensorMode():
-        rotation_out(torch.empty(8, 80), 0.5, draw=STRUCTURED)
+        assert rotation_out(torch.empty(8, 80), 0.5, draw=STRUCTURED).shape == (8, 80)
+        assert rotation_out(torch.empty(8, 80, device="cuda"), 0.5, draw=STRUCTURED).device.type == "cuda"
+    with torch.inference_mode():
+        rotation_out(torch.randn(8, 112), 0.5, draw=STRUCTURED)
     with torch.device("meta"):
         rotation = ro.sample_rotation((8, 48), 0.5, draw=STRUCTURED, device="cpu")
         rotate(x, rotation, backend="cpu")
     assert torch.isfinite(rotation_out(x, 0.5, draw=STRUCTURED)).all()
-    assert torch.isfinite(rotation_out(torch.randn(8, 80), 0.5, draw=STRUCTURED)).all()
+    for features in (80, 112):
+        y = rotation_out(torch.randn(8, features, requires_grad=True), 0.5, draw=STRUCTURED)
+        y.sum().backward()
+        assert torch.isfinite(y).all()
 
 
 def test_an_angle_can_be_learned() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import pairing
 from . import reference
+from .memory import in_memory_order
 
 __all__ = ["rotate", "rotate_centred"]
 
@@ -21,10 +22,7 @@ def rotate(
     x: Tensor, mean: Tensor | None, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, adjoint: bool
 ) -> Tensor:
     """See `rotationout.kernels.reference.rotate`."""
-    # Walk the axes in the order in which they lie in memory, and leave the result in that order.
-    strides = x.stride()
-    order = sorted(range(x.ndim), key=lambda axis: (-strides[axis], axis))
-    dense = x.permute(order).contiguous()
+    dense, order = in_memory_order(x)
     axis = order.index(dim)
     leading = [a - (a > dim) for a in order if a != dim]
 
@@ -61,13 +59,10 @@ def _rotate_table(
     dense: Tensor, centre: Tensor | None, turn: Tensor, partner: Tensor, sign: Tensor, axis: int
 ) -> Tensor:
     """Explicit partners: fetch them in the largest pieces that lie together, then turn in place."""
-    if centre is not None and centre.numel() > centre.size(
-        axis
-    ):  # one mean for several rows is cheaper after the fetch
-        dense_centred, centre = dense - centre, None
-    else:
-        dense_centred = dense
-    fetched = _fetch(dense_centred, partner, axis).to(turn.dtype)
+    source = dense
+    if centre is not None and centre.numel() > centre.size(axis):  # only a mean that all rows share can wait
+        source, centre = dense - centre, None
+    fetched = _fetch(source, partner, axis).to(turn.dtype)
     if centre is None:
         fetched.mul_(sign)
     else:
@@ -102,7 +97,8 @@ def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Ten
 
     values = dense.to(turn.dtype)
     centred = values if centre is None else values - centre
-    position = (torch.arange(0, rows * groups, groups, device="cpu").unsqueeze(1) + partner).flatten().int()
+    position = (torch.arange(0, rows * groups, groups, device="cpu").unsqueeze(1) + partner).flatten()
+    position = position.int() if rows * groups < 2**31 else position  # the shorter index is read faster
     fetched = centred.view(-1, 8).index_select(0, position).view(rows, groups, 8)
     lane = (torch.arange(8, device="cpu") ^ flip).unsqueeze(1).expand_as(fetched)
     rotated = _signs_of_bytes(turn.dtype).index_select(0, signs.flatten().int()).view_as(fetched)

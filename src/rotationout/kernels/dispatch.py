@@ -8,6 +8,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..strength import check_choice
 from . import cpu, reference
@@ -37,11 +38,11 @@ def implementation(x: Tensor, backend: str | None) -> ModuleType:
 
 
 def sampler(device: torch.device | None) -> ModuleType | None:
-    """The module that makes a whole draw in one kernel, where there is one; not inside a transform such as vmap."""
-    traced = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
-    if device is None or device.type != "cuda" or traced or not _has_triton():
+    """The module that makes a whole draw in one kernel, where there is one; not inside vmap or for fake tensors."""
+    if device is None or device.type != "cuda" or not _has_triton() or torch.compiler.is_compiling():
         return None
-    return _triton()
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return None if transformed or _get_current_dispatch_mode() is not None else _triton()
 
 
 def _obstacle(backend: str, x: Tensor) -> str:
@@ -49,8 +50,6 @@ def _obstacle(backend: str, x: Tensor) -> str:
     if backend == "cpu":
         if x.device.type != "cpu":
             return f"runs on CPU tensors, got one on {x.device}"
-        if type(x) not in (Tensor, torch.nn.Parameter):  # a fake tensor, say, must not be kept in a table
-            return f"runs on plain tensors, got {type(x).__name__}"
         if x.numel() == 0:
             return "needs at least one element"
     if backend == "triton":
@@ -60,6 +59,8 @@ def _obstacle(backend: str, x: Tensor) -> str:
             return f"runs on CUDA tensors, got one on {x.device}"
         if x.dtype == torch.float64:
             return "computes in fp32, got a tensor of torch.float64"
+    if backend != "reference" and type(x) not in (Tensor, torch.nn.Parameter):  # a fake tensor has no memory, say
+        return f"runs on plain tensors, got {type(x).__name__}"
     return ""
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ... import pairing
 from .. import reference
+from ..memory import in_memory_order
 from .lanes import lanes_kernel, lanes_sum_kernel
-from .layout import Arranged, Layout, aligned, arrange, cdiv, in_memory_order, next_power_of_2
+from .layout import Arranged, Layout, aligned, arrange, cdiv, next_power_of_2
 from .sums import exchange_kernel, sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ... import pairing
+from ..memory import in_memory_order
 from .pairing import table_kernel
 from .tables import EACH, SHARED, STRUCTURED
 
-__all__ = ["Arranged", "Layout", "aligned", "arrange", "cdiv", "in_memory_order", "next_power_of_2"]
+__all__ = ["Arranged", "Layout", "aligned", "arrange", "cdiv", "next_power_of_2"]
 
 MIN_ROWS = 32
 """A program of fewer rows leaves lanes idle: it pays to copy the angles into a simpler layout."""
@@ -100,13 +101,6 @@ class Arranged(NamedTuple):
         if self.seed is not None:
             return int(STRUCTURED)
         return int(EACH if self.pairs.stride(1) else SHARED)
-
-
-def in_memory_order(x: Tensor) -> tuple[Tensor, list[int]]:
-    """The axes of x from the outermost in memory to the innermost, without gaps, and which ones they are."""
-    strides = x.stride()
-    order = sorted(range(x.ndim), key=lambda axis: (-strides[axis], axis))
-    return x.permute(order).contiguous(), order
 
 
 def aligned(t: Tensor, order: list[int], dim: int, dense: Tensor, tail: int = 0) -> Tensor:
