@@ -163,3 +163,41 @@ def test_more_than_two_to_the_31_elements(channels_last: bool) -> None:
     assert torch.isfinite(y[-8:]).all()
     norms = rows[-64:].float().norm(dim=1) * (1 + rotation.tan[-64:] ** 2).sqrt()
     torch.testing.assert_close(y[-64:].float().norm(dim=1), norms, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("structured", [False, True])
+def test_the_operators_that_torch_compile_sees(channels_last: bool, structured: bool) -> None:
+    """Schema, fake implementation and what they really return agree."""
+    from rotationout.kernels import opaque
+
+    x = torch.randn(3, 6, 5, 4, device="cuda")
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    seed = torch.randint(2**63 - 1, (), device="cuda")
+    scale = torch.tensor(0.5, device="cuda")
+    torch.library.opcheck(opaque.draw, (seed, scale, [3, 1, 1], [3, 5, 4], 6, structured, "gaussian_tan", True))
+    tan, index = opaque.draw(seed, scale, [3, 1, 1], [3, 5, 4], 6, structured, "gaussian_tan", True)
+    sign_seed = seed if structured else None
+    for mean in (None, torch.randn(6, device="cuda"), torch.randn(3, 1, 1, 6, device="cuda")):
+        torch.library.opcheck(opaque.rotate, (x, mean, tan, index, sign_seed, 1, False))
+    weight = (torch.rand(3, 5, 4, device="cuda") < 0.5).float()
+    torch.library.opcheck(opaque.rotate_centred, (x, None, tan, index, sign_seed, 1, True))
+    torch.library.opcheck(opaque.rotate_centred, (x, weight, tan * weight, index, sign_seed, 1, False))
+    torch.library.opcheck(opaque.feature_sum, (x, weight, 1))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_layers_turn_by_the_kernels(name: str) -> None:
+    make, shape = LAYERS[name]
+    layer, x = make().cuda(), torch.randn(shape, device="cuda")
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch.compile(layer, backend=backend, fullgraph=True)(x)
+    assert len(graphs) == 1
+    assert "rotationout.draw" in graphs[0]
+    assert "rotationout.rotate" in graphs[0]

@@ -18,7 +18,7 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kerne
 
 from rotationout import pairing  # noqa: E402
 from rotationout.kernels import reference  # noqa: E402
-from rotationout.kernels.triton import apply, feature_sum, rotate, rotate_centred, sample  # noqa: E402
+from rotationout.kernels.triton import choose, feature_sum, rotate, rotate_centred, sample  # noqa: E402
 
 pytestmark = pytest.mark.gpu if GPU else []
 
@@ -30,6 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "maps of odd D": ((3, 5, 4, 7), 1, "contiguous"),
     "large maps": ((2, 16, 5, 40), 1, "contiguous"),
+    "many small maps": ((19, 6, 4, 4), 1, "contiguous"),
     "channels last": ((3, 6, 4, 7), 1, "channels_last"),
     "rows": ((7, 24), 1, "contiguous"),
     "rows of odd D": ((6, 33), 1, "contiguous"),
@@ -71,6 +72,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch, "empty_strided", poisoned(torch.empty_strided))
 
 
 def _features(layout: str, dtype: torch.dtype) -> tuple[Tensor, int]:
@@ -188,9 +190,9 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
 
 
 def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "SUM_TILE", 128)
+    monkeypatch.setattr(choose, "SUM_TILE", 128)
     for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
-        monkeypatch.setattr(apply, "SUM_PARTS", parts)
+        monkeypatch.setattr(choose, "SUM_PARTS", parts)
         x, dim = _features(layout, torch.float32)
         torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
         draw = _draw(x, dim, "structured", "row", "row")

@@ -8,7 +8,6 @@ from torch import Tensor
 from . import rotation as _rotation
 from . import strength
 from .kernels import autograd
-from .kernels.reference import feature_sum
 from .rotation import Draw, Rotation
 
 __all__ = ["rotate", "rotation_out"]
@@ -175,7 +174,7 @@ def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> 
 
     With ``sync`` it is taken over all data-parallel processes, and its gradient is summed over them too.
     """
-    total = feature_sum(x, weight, axis)
+    total = autograd.feature_sum(x, weight, axis)
     rows = torch.full((1,), x.numel() // x.size(axis), device=x.device) if weight is None else weight.sum().view(1)
     if sync and _processes() > 1:
         from torch.distributed.nn.functional import all_reduce

@@ -248,15 +248,15 @@ def sample(
         return tuple(n if per == "example" and axis == batch_axis else 1 for axis, n in enumerate(leading))
 
     pairs, angles = shared(draw.pairing_per), shared(draw.angle_per)
-    kernels = dispatch.sampler(device)
+    structured, one_sided = draw.pairing == "structured", draw.side == "one"
+    kernels = dispatch.sampler(device, features, structured)
     if kernels is not None:
-        structured, one_sided = draw.pairing == "structured", draw.side == "one"
         tan, index, seed = kernels.sample(
             pairs, angles, features, scale, structured=structured, law=draw.law, one_sided=one_sided, **source
         )
         return Rotation(tan, index, features, seed)
     seed = None
-    if draw.pairing == "structured":
+    if structured:
         index = torch.randint(pairing.count_structured(features), pairs, **source)
         index = index.to(pairing.index_dtype(features))
         seed = torch.randint(2**63 - 1, (), **source)

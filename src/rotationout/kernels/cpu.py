@@ -14,8 +14,9 @@ from torch import Tensor
 from .. import pairing
 from . import reference
 from .memory import in_memory_order
+from .reference import feature_sum
 
-__all__ = ["rotate", "rotate_centred"]
+__all__ = ["feature_sum", "rotate", "rotate_centred"]
 
 
 def rotate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from types import ModuleType
 
@@ -11,36 +10,39 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..strength import check_choice
-from . import cpu, reference
+from . import cpu, opaque, reference
 
 __all__ = ["BACKENDS", "implementation", "sampler"]
 
 BACKENDS = ("reference", "cpu", "triton")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def implementation(x: Tensor, backend: str | None) -> ModuleType:
     """The fastest implementation for ``x``, or the one asked for if it can run.
 
-    While torch.compile traces, the reference is: Inductor fuses it.
+    While torch.compile traces, the GPU kernels are called as operators of torch, and elsewhere the reference is traced.
     """
+    compiling = torch.compiler.is_compiling()
     if backend is not None:
         check_choice("backend", backend, BACKENDS)
         reason = _obstacle(backend, x)
         if reason:
             raise ValueError(f"backend={backend!r} {reason}; leave backend=None to choose what can run")
-    elif torch.compiler.is_compiling():
-        backend = "reference"
     else:
-        backend = next(name for name in ("triton", "cpu", "reference") if not _obstacle(name, x))
+        names = ("triton", "reference") if compiling else ("triton", "cpu", "reference")
+        backend = next(name for name in names if not _obstacle(name, x))
     if backend == "triton":
-        return _triton()
+        return opaque if compiling else _triton()
     return cpu if backend == "cpu" else reference
 
 
-def sampler(device: torch.device | None) -> ModuleType | None:
+def sampler(device: torch.device | None, features: int, structured: bool) -> ModuleType | None:
     """The module that makes a whole draw in one kernel, where there is one; not inside vmap or for fake tensors."""
-    if device is None or device.type != "cuda" or not _has_triton() or torch.compiler.is_compiling():
+    if device is None or device.type != "cuda" or not HAS_TRITON:
         return None
+    if torch.compiler.is_compiling():
+        return opaque if structured or features <= opaque.SORT_LIMIT else None
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return None if transformed or _get_current_dispatch_mode() is not None else _triton()
 
@@ -53,7 +55,7 @@ def _obstacle(backend: str, x: Tensor) -> str:
         if x.numel() == 0:
             return "needs at least one element"
     if backend == "triton":
-        if not _has_triton():
+        if not HAS_TRITON:
             return "needs triton, which is not installed"
         if x.device.type != "cuda":
             return f"runs on CUDA tensors, got one on {x.device}"
@@ -62,11 +64,6 @@ def _obstacle(backend: str, x: Tensor) -> str:
     if backend != "reference" and type(x) not in (Tensor, torch.nn.Parameter):  # a fake tensor has no memory, say
         return f"runs on plain tensors, got {type(x).__name__}"
     return ""
-
-
-@functools.lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _triton() -> ModuleType:

@@ -10,7 +10,6 @@ numbers are those of Philox (Salmon et al. 2011), not the ones that `rotationout
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -19,12 +18,12 @@ from torch import Tensor
 
 from ... import pairing
 from ...rotation import tan_of_uniform
+from ..opaque import SORT_LIMIT
+from .launch import Program
 from .layout import cdiv
 
-__all__ = ["sample"]
+__all__ = ["draw", "sample"]
 
-SORT_LIMIT = 4096
-"""Permutations of more features than this are left to torch's sort."""
 SORT_TILE = 512
 """Keys a program sorts at once, if one draw has fewer."""
 TAN_BLOCK = 256
@@ -56,41 +55,81 @@ def sample(
         device: where the draw lives.
     """
     seed = torch.randint(2**63 - 1, (), generator=generator, device=device)
+    tan, index = draw(seed, pairs, angles, features, scale, structured=structured, law=law, one_sided=one_sided)
+    if not structured and features > SORT_LIMIT:
+        keys = torch.randint(2**63 - 1, (*pairs, features), generator=generator, device=device)
+        index = pairing.from_permutation(keys.argsort(-1))
+    return tan, index, seed if structured else None
+
+
+def draw(
+    seed: Tensor,
+    pairs: tuple[int, ...],
+    angles: tuple[int, ...],
+    features: int,
+    scale: float | Tensor,
+    *,
+    structured: bool,
+    law: str,
+    one_sided: bool,
+) -> tuple[Tensor, Tensor]:
+    """What a seed decides: tan θ and the index; no permutations of more than SORT_LIMIT features."""
     tan = torch.empty(angles, dtype=torch.float32, device=seed.device)
+    shape = pairs if structured else (*pairs, features)
+    index = torch.empty(shape, dtype=pairing.index_dtype(features), device=seed.device)
     # One feature of an odd number is idle in every draw: the others make up for it.
     gain = math.sqrt(features / (features - 1)) if features % 2 else 1.0
     direct = law in ("gaussian_tan", "uniform_tan")
-    given: float | Tensor = scale if direct else 1.0
-    sorted_here = structured or features <= SORT_LIMIT
-    if sorted_here:
-        shape = pairs if structured else (*pairs, features)
-        index = torch.empty(shape, dtype=pairing.index_dtype(features), device=seed.device)
-    else:
-        keys = torch.randint(2**63 - 1, (*pairs, features), generator=generator, device=device)
-        index = pairing.from_permutation(keys.argsort(-1))
-
-    draws = math.prod(pairs)
-    log = max(1, (features - 1).bit_length())
-    per_program = 4 * TAN_BLOCK if structured else max(1, SORT_TILE >> log)
-    pair_programs = cdiv(draws, per_program) if sorted_here else 0
-    options: dict[str, Any] = {
-        "STRUCTURED": structured,
-        "NORMAL": law == "gaussian_tan",
-        "ONE_SIDED": one_sided,
-        "GIVEN": isinstance(given, Tensor),
-        "LOG": 1 if structured or not sorted_here else log,
-        "DRAWS": per_program,
-        "BLOCK": TAN_BLOCK,
-        "num_warps": 4 if structured or per_program << log <= 1024 else 8,
-    }
+    given = scale if direct and isinstance(scale, Tensor) else None
+    factor = gain if given is not None else scale * gain if direct and not isinstance(scale, Tensor) else 1.0
+    key = (
+        pairs,
+        angles,
+        features,
+        structured,
+        law,
+        one_sided,
+        factor,
+        seed.device,
+        None if given is None else given.dtype,
+    )
+    program = _programs.get(key)
+    if program is None:
+        if len(_programs) >= 1024:
+            _programs.clear()
+        program = _programs[key] = _program(
+            pairs, angles, features, structured, law, one_sided, factor, given is not None
+        )
     with torch.cuda.device_of(seed):  # Triton launches on the current device
-        _draw_kernel[(pair_programs + cdiv(tan.numel(), 4 * TAN_BLOCK),)](
-            seed, index, tan, given, gain if direct else 1.0, draws, features,
-            pairing.count_structured(features), tan.numel(), pair_programs, **options,
-        )  # fmt: skip
-    if not direct:
-        tan = tan_of_uniform(tan, law, scale) * gain
-    return tan, index, seed if structured else None
+        program(seed, index, tan, tan if given is None else given)
+    return tan if direct else tan_of_uniform(tan, law, scale) * gain, index
+
+
+_programs: dict[tuple[object, ...], Program] = {}
+"""By all that decides them."""
+
+
+def _program(
+    pairs: tuple[int, ...],
+    angles: tuple[int, ...],
+    features: int,
+    structured: bool,
+    law: str,
+    one_sided: bool,
+    factor: float,
+    given: bool,
+) -> Program:
+    sorts = not structured and features <= SORT_LIMIT
+    log = max(1, (features - 1).bit_length()) if sorts else 1
+    draws, count = math.prod(pairs), math.prod(angles)
+    per_program = max(1, SORT_TILE >> log) if sorts else 4 * TAN_BLOCK
+    pair_programs = cdiv(draws, per_program) if structured or sorts else 0
+    return Program(
+        _draw_kernel, pair_programs + cdiv(count, 4 * TAN_BLOCK),
+        factor, draws, features, pairing.count_structured(features), count, pair_programs,
+        STRUCTURED=structured, NORMAL=law == "gaussian_tan", ONE_SIDED=one_sided, GIVEN=given, LOG=log,
+        DRAWS=per_program, BLOCK=TAN_BLOCK, num_warps=8 if sorts and per_program << log > 1024 else 4,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -129,10 +168,13 @@ def _permute(seed, index, first, draws, features, LOG: tl.constexpr, DRAWS: tl.c
     size: tl.constexpr = DRAWS * 2**LOG
     position = tl.arange(0, size)
     feature = position & (2**LOG - 1)
-    a, b, _, _ = _words(seed, first * 2**LOG + position, 0)
-    key = ((a.to(tl.int64) << 31) ^ b.to(tl.int64)) >> LOG
-    key = tl.where(feature < features, key, 2 ** (63 - LOG) - 1)  # what is no feature goes to the end
-    order = (_sort((key << LOG) | feature, LOG) & (2**LOG - 1)).to(tl.int32)
+    key, _, _, _ = _words(seed, first * 2**LOG + position, 0)
+    key = (key >> (LOG + 1) << LOG).to(tl.int32)
+    # Equal keys are told apart by the feature, its bits flipped at random: neither of two is favoured.
+    flips, _, _, _ = _words(seed, first + position // 2**LOG, 2)
+    flips = flips.to(tl.int32) & (2**LOG - 1)
+    key = tl.where(feature < features, key | (feature ^ flips), 2**31 - 1)  # what is no feature goes to the end
+    order = _sort(key, LOG) & (2**LOG - 1) ^ flips
     one, two = tl.split(tl.reshape(order, (size // 2, 2)))
     pair = tl.arange(0, size // 2)
     row = first + pair // 2 ** (LOG - 1)
@@ -187,7 +229,7 @@ def _draw_kernel(
     index,
     tan,
     scale,
-    gain,
+    factor,
     draws,
     features,
     count,
@@ -212,5 +254,6 @@ def _draw_kernel(
             _permute(word, index, first, draws, features, LOG, DRAWS)
     else:
         first = (program - pair_programs).to(tl.int64) * (4 * BLOCK)
-        factor = tl.load(scale).to(tl.float32) if GIVEN else scale
-        _angles(word, tan, first, angles, factor * gain, NORMAL, ONE_SIDED, BLOCK)
+        if GIVEN:
+            factor *= tl.load(scale).to(tl.float32)
+        _angles(word, tan, first, angles, factor, NORMAL, ONE_SIDED, BLOCK)

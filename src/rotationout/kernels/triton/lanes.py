@@ -84,10 +84,10 @@ def lanes_kernel(
     y,
     tan,
     index,
-    seed,
     mean,
     shift,
     weight,
+    seed,
     features,
     rows,
     tan_n,
@@ -204,13 +204,14 @@ def lanes_sum_kernel(
     tan_p,
     index_n,
     index_p,
+    scale,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """The sum over rows of tan θ · A x for structured draws, one for every n and split of the rows.
+    """The sum over rows of tan θ · A x for structured draws, times ``scale``, for every n and split of the rows.
 
     A program adds up the same features of all its rows, wherever their partners are. PACKED as above.
     """
@@ -248,4 +249,4 @@ def lanes_sum_kernel(
             signed = tl.where((partner == group)[:, :, None], 0.0, signed)
         total += signed * other
     c = tl.reshape(group, (BLOCK_G, 1)) * LANES + tl.arange(0, LANES)[None, :]
-    tl.store(partial + part * features + c, tl.sum(total, axis=0), mask=c < features)
+    tl.store(partial + part * features + c, tl.sum(total, axis=0) * scale, mask=c < features)

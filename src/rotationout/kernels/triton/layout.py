@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ... import pairing
 from ..memory import in_memory_order
+from .launch import Program, Sums
 from .pairing import table_kernel
 from .tables import EACH, SHARED, STRUCTURED
 
-__all__ = ["Arranged", "Layout", "aligned", "arrange", "cdiv", "next_power_of_2"]
+__all__ = ["Arranged", "Layout", "Plan", "aligned", "arrange", "cdiv", "next_power_of_2"]
 
 MIN_ROWS = 32
 """A program of fewer rows leaves lanes idle: it pays to copy the angles into a simpler layout."""
@@ -78,29 +79,35 @@ class Layout(NamedTuple):
         return t.reshape(self.n, self.rows)
 
 
-class Arranged(NamedTuple):
-    """A draw and the features it turns, in the order in which these lie in memory."""
+class Plan:
+    """All that shapes, strides and dtypes decide about a draw and the features it turns, worked out once."""
 
-    layout: Layout
-    dense: Tensor
-    order: list[int]
-    tan: Tensor
-    pairs: Tensor
+    def __init__(
+        self, layout: Layout, out: tuple[int, ...], tan: Tensor | None, pairs: Tensor | None, weight: Tensor | None
+    ) -> None:
+        self.layout, self.out = layout, out
+        self.tan, self.pairs, self.weight = _steps(tan), _steps(pairs), _steps(weight)
+        structured = pairs is not None and pairs.ndim == 2
+        self.kind = int(STRUCTURED if structured else EACH if self.pairs[1] else SHARED)
+        self.programs: dict[object, Program] = {}
+        """Those that turn the features, by what `apply` asks of them;"""
+        self.sums: dict[object, Sums] = {}
+        """and those that add them up."""
+
+
+class Arranged(NamedTuple):
+    """Features and what was drawn for them, as programs read it: from the start of each tensor, by a plan's strides."""
+
+    plan: Plan
+    x: Tensor
+    tan: Tensor | None
+    pairs: Tensor | None
     seed: Tensor | None
     weight: Tensor | None
 
-    def restored(self, turned: Tensor) -> Tensor:
-        """``turned`` with the axes of x, its memory untouched."""
-        if self.order == sorted(self.order):
-            return turned
-        return turned.permute([self.order.index(axis) for axis in range(turned.ndim)])
-
-    @property
-    def kind(self) -> int:
-        """SHARED, EACH or STRUCTURED."""
-        if self.seed is not None:
-            return int(STRUCTURED)
-        return int(EACH if self.pairs.stride(1) else SHARED)
+    def empty(self) -> Tensor:
+        """Room for the result: with the axes of x, in the order of memory in which programs write."""
+        return torch.empty_strided(self.x.shape, self.plan.out, dtype=self.x.dtype, device=self.x.device)
 
 
 def aligned(t: Tensor, order: list[int], dim: int, dense: Tensor, tail: int = 0) -> Tensor:
@@ -112,67 +119,68 @@ def aligned(t: Tensor, order: list[int], dim: int, dense: Tensor, tail: int = 0)
     return full.permute([*axes, *range(lead, lead + tail)]).expand((*shape, *full.shape[lead:]))
 
 
-class _Views(NamedTuple):
-    """An arrangement in which nothing is copied: size and stride of each view."""
-
-    layout: Layout
-    order: list[int]
-    dense: tuple[tuple[int, ...], tuple[int, ...]]
-    tan: tuple[tuple[int, ...], tuple[int, ...]]
-    pairs: tuple[tuple[int, ...], tuple[int, ...]]
-    weight: tuple[tuple[int, ...], tuple[int, ...]] | None
+_plans: dict[tuple[object, ...], tuple[Plan, bool]] = {}
+"""Plans by shapes and strides, if nothing need be copied, and whether structured draws are turned into tables first.
+Working one out takes the host longer than a launch, and models repeat theirs."""
 
 
-_known: dict[tuple[object, ...], _Views] = {}
-"""Arrangements by shapes and strides. Working one out takes the host longer than a launch, and models repeat theirs."""
+def arrange(
+    x: Tensor, tan: Tensor | None, index: Tensor | None, seed: Tensor | None, dim: int, weight: Tensor | None
+) -> Arranged:
+    """Bring features, and what was drawn for them if anything was, into the form that programs read."""
+    key = (x.device, dim, seed is None, _form(x), _form(tan), _form(index), _form(weight))
+    known = _plans.get(key)
+    if known is not None:
+        plan, as_table = known
+        if as_table and index is not None and seed is not None:
+            index, seed = _table(index, seed, plan.layout.features), None
+        return Arranged(plan, x, tan, index, seed, weight)
 
-
-def arrange(x: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, weight: Tensor | None) -> Arranged:
-    """Bring features and what was drawn for them into the form that programs read."""
-    others = (None, None) if weight is None else (weight.shape, weight.stride())
-    key = (x.shape, x.stride(), dim, tan.shape, tan.stride(), index.shape, index.stride(), seed is None, *others)
-    views = _known.get(key)
-    if views is not None:
-        return Arranged(
-            views.layout,
-            x.as_strided(*views.dense),
-            views.order,
-            tan.as_strided(*views.tan),
-            index.as_strided(*views.pairs),
-            seed,
-            None if weight is None or views.weight is None else weight.as_strided(*views.weight),
-        )
-    found = _arrange(x, tan, index, seed, dim, weight)
-    pairs = [(x, found.dense), (tan, found.tan), (index, found.pairs)]
-    if weight is not None and found.weight is not None:
-        pairs.append((weight, found.weight))
-    if all(given.data_ptr() == used.data_ptr() for given, used in pairs):
-        if len(_known) >= 1024:
-            _known.clear()
-        dense, *drawn = ((tuple(used.shape), used.stride()) for _, used in pairs)
-        _known[key] = _Views(
-            found.layout, found.order, dense, drawn[0], drawn[1], drawn[2] if weight is not None else None
-        )
-    return found
-
-
-def _arrange(x: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, weight: Tensor | None) -> Arranged:
     dense, order = in_memory_order(x)
-    axis, features = order.index(dim), x.size(dim)
-    index = index.contiguous()
-    if seed is not None and not _has_strides(dense, order, dim, index):
-        index, seed = _table(index, seed, features), None
-    spread = [aligned(t, order, dim, dense) for t in ([tan] if weight is None else [tan, weight])]
-    if seed is None:
-        table = aligned(index, order, dim, dense, tail=1)
-        layout = Layout.of(dense, axis, spread, table)
-        index = table.reshape(layout.n, layout.rows, features)
-    else:
-        draws = aligned(index, order, dim, dense)
-        layout = Layout.of(dense, axis, spread, draws.unsqueeze(-1))
-        index = layout.grid(draws)
-    grids = [layout.grid(t) for t in spread]
-    return Arranged(layout, dense, order, grids[0], index, seed, grids[1] if weight is not None else None)
+    index = None if index is None else index.contiguous()
+    as_table = index is not None and seed is not None and not _has_strides(dense, order, dim, index)
+    if as_table and index is not None and seed is not None:
+        index, seed = _table(index, seed, x.size(dim)), None
+    made = _arrange(dense, order, tan, index, seed, dim, weight)
+    given = (x, tan, index, weight)
+    used = (made.x, made.tan, made.pairs, made.weight)
+    if all(a is None or b is None or a.data_ptr() == b.data_ptr() for a, b in zip(given, used, strict=True)):
+        if len(_plans) >= 1024:
+            _plans.clear()
+        _plans[key] = made.plan, as_table
+    return made
+
+
+def _arrange(
+    dense: Tensor,
+    order: list[int],
+    tan: Tensor | None,
+    index: Tensor | None,
+    seed: Tensor | None,
+    dim: int,
+    weight: Tensor | None,
+) -> Arranged:
+    angles, weights = (None if t is None else aligned(t, order, dim, dense) for t in (tan, weight))
+    spread = [t for t in (angles, weights) if t is not None]
+    pairs = None if index is None else aligned(index, order, dim, dense, tail=int(seed is None))
+    layout = Layout.of(dense, order.index(dim), spread, pairs if seed is None or pairs is None else pairs.unsqueeze(-1))
+    angles, weights = (None if t is None else layout.grid(t) for t in (angles, weights))
+    if angles is not None and not layout.last and angles.stride(1) > 1:  # positions of a map are read side by side
+        angles = angles.contiguous()
+    if pairs is not None:
+        pairs = pairs.reshape(layout.n, layout.rows, -1) if seed is None else layout.grid(pairs)
+    axes = [order.index(axis) for axis in range(len(order))]
+    out = tuple(dense.stride(axis) for axis in axes)
+    return Arranged(Plan(layout, out, angles, pairs, weights), dense.permute(axes), angles, pairs, seed, weights)
+
+
+def _form(t: Tensor | None) -> tuple[object, ...] | None:
+    return None if t is None else (t.shape, t.stride(), t.dtype)
+
+
+def _steps(grid: Tensor | None) -> tuple[int, int]:
+    """The strides of n and p."""
+    return (0, 0) if grid is None else (grid.stride(0), grid.stride(1))
 
 
 def _has_strides(dense: Tensor, order: list[int], dim: int, index: Tensor) -> bool:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "exchange_kernel",
+    "finish_kernel",
     "sum_kernel",
 ]
 
@@ -19,6 +19,7 @@ def sum_kernel(
     x,
     partial,
     weight,
+    code,
     features,
     outer,
     pieces,
@@ -27,15 +28,21 @@ def sum_kernel(
     per_split,
     weight_n,
     weight_p,
+    code_n,
+    scale,
     WEIGHT: tl.constexpr,
+    CODE: tl.constexpr,
     LAST: tl.constexpr,
     PIECE: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Weighted sums of every feature over ``per_outer`` values of n and one split of the rows.
+    """Weighted sums of every feature over ``per_outer`` values of n and one split of the rows, times ``scale``.
 
-    ``pieces`` times PIECE is the number of rows: so the compiler knows what divides it.
+    With CODE the pairing A is applied to them: on maps every n has its own, and a channel adds up its partner's rows;
+    with the features last it holds for all that a program adds, and a sum is stored where its partner is. ``pieces``
+    times PIECE is the number of rows: so the compiler knows what divides it. TOGETHER values of n are read at a time.
     """
     program = tl.program_id(0)
     rows = pieces * PIECE
@@ -46,41 +53,48 @@ def sum_kernel(
     feature = (program % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = feature[None, :] if LAST else feature[:, None]
     total = tl.zeros((BLOCK_P, BLOCK_C) if LAST else (BLOCK_C, BLOCK_P), tl.float32)
-    for step in range(per_outer):
-        n = first + step
-        for offset in range(0, per_split, BLOCK_P):
-            local = offset + tl.arange(0, BLOCK_P)
-            local = local[:, None] if LAST else local[None, :]
-            p = begin + local
-            present = (local < per_split) & (p < rows) & (n < outer)
-            if LAST:
-                at = n * features * rows + p.to(tl.int64) * features + c
-            else:
-                at = n * features * rows + c.to(tl.int64) * rows + p
-            value = tl.load(x + at, mask=present & (c < features), other=0.0).to(tl.float32)
-            if WEIGHT:
-                w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0)
-                value = tl.where(w != 0, value * w.to(tl.float32), 0.0)  # padding may hold anything, NaN too
-            total += value
-    tl.store(partial + part * features + feature, tl.sum(total, axis=0 if LAST else 1), mask=feature < features)
+    for step in range(0, per_outer, TOGETHER):
+        for extra in tl.static_range(TOGETHER):
+            n = first + step + extra
+            counted = (n < outer) & (step + extra < per_outer)
+            source = c
+            if CODE and not LAST:
+                signed = tl.load(code + n * code_n + c, mask=counted & (c < features), other=0).to(tl.int32)
+                source = tl.maximum(tl.abs(signed) - 1, 0)
+            for offset in range(0, per_split, BLOCK_P):
+                local = offset + tl.arange(0, BLOCK_P)
+                local = local[:, None] if LAST else local[None, :]
+                p = begin + local
+                present = (local < per_split) & (p < rows) & counted
+                if LAST:
+                    at = n * features * rows + p.to(tl.int64) * features + c
+                else:
+                    at = n * features * rows + source.to(tl.int64) * rows + p
+                value = tl.load(x + at, mask=present & (c < features), other=0.0).to(tl.float32)
+                if WEIGHT:
+                    w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0)
+                    value = tl.where(w != 0, value * w.to(tl.float32), 0.0)  # padding may hold anything, NaN too
+                if CODE and not LAST:
+                    value = tl.where(signed > 0, value, tl.where(signed < 0, -value, 0.0))
+                total += value
+    sums = tl.sum(total, axis=0 if LAST else 1) * scale
+    known = feature < features
+    if CODE and LAST:
+        signed = tl.load(code + first * code_n + feature, mask=known, other=0).to(tl.int32)
+        sums = tl.where(signed > 0, -sums, tl.where(signed < 0, sums, 0.0))
+        feature = tl.where(signed == 0, feature, tl.abs(signed) - 1)
+    tl.store(partial + part * features + feature, sums, mask=known)
 
 
 @triton.jit
-def exchange_kernel(
-    sums, code, partial, features, count, per_part, code_n, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    """The sum over n of A applied to row n of ``sums``, a partial one for every ``per_part`` rows."""
-    tiles = tl.cdiv(features, BLOCK_C)
-    part = (tl.program_id(0) // tiles).to(tl.int64)
-    feature = (tl.program_id(0) % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
-    c = feature[None, :]
-    total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-    for offset in range(0, per_part, BLOCK_N):
-        local = (offset + tl.arange(0, BLOCK_N))[:, None]
-        n = part * per_part + local
-        valid = (local < per_part) & (n < count) & (c < features)
-        signed = tl.load(code + n * code_n + c, mask=valid, other=0).to(tl.int32)
-        valid = valid & (signed != 0)
-        value = tl.load(sums + n * features + tl.abs(signed) - 1, mask=valid, other=0.0)
-        total += tl.where(signed < 0, -value, value)
-    tl.store(partial + part * features + feature, tl.sum(total, axis=0), mask=feature < features)
+def finish_kernel(partial, total, features, parts, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The sum of all parts."""
+    feature = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    sums = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    for start in range(0, parts, BLOCK_N):
+        part = (start + tl.arange(0, BLOCK_N))[:, None]
+        sums += tl.load(
+            partial + part.to(tl.int64) * features + feature, mask=(part < parts) & (feature < features), other=0.0
+        )
+    added = tl.reshape(tl.sum(sums, axis=0), (1, BLOCK_C))
+    tl.store(total + feature, added, mask=feature < features)

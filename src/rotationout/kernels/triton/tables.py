@@ -33,6 +33,15 @@ STRUCTURED: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
+def whole(parts, feature, features, known, PARTS: tl.constexpr):
+    """A number for each feature that comes in PARTS parts."""
+    value = tl.load(parts + feature, mask=known, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(parts + part * features + feature, mask=known, other=0.0)
+    return value
+
+
+@triton.jit
 def pairs_kernel(
     x,
     y,
@@ -62,7 +71,8 @@ def pairs_kernel(
     """Maps: a pair's first channel turns both channels, so that each element is read once.
 
     A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
-    is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it.
+    is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it. MEAN and SHIFT
+    say in how many parts the mean and the shift come, to be added up.
     """
     program = tl.program_id(0)
     positions = pieces * PIECE
@@ -77,11 +87,11 @@ def pairs_kernel(
         here = n * features * positions + channel.to(tl.int64) * positions
         there = n * features * positions + partner.to(tl.int64) * positions
         if MEAN:
-            here_mean = tl.load(mean + channel, mask=known, other=0.0)
-            there_mean = tl.load(mean + partner, mask=known, other=0.0)
+            here_mean = whole(mean, channel, features, known, MEAN)
+            there_mean = whole(mean, partner, features, known, MEAN)
         if SHIFT:
-            here_shift = tl.load(shift + channel, mask=known, other=0.0)
-            there_shift = tl.load(shift + partner, mask=known, other=0.0)
+            here_shift = whole(shift, channel, features, known, SHIFT)
+            there_shift = whole(shift, partner, features, known, SHIFT)
         for tile in tl.static_range(TILES):
             position = (split * TILES + tile) * BLOCK + tl.arange(0, BLOCK)[None, :]
             inside = position < positions
@@ -165,10 +175,10 @@ def gather_kernel(
     y,
     tan,
     index,
-    seed,
     mean,
     shift,
     weight,
+    seed,
     features,
     rows,
     span,
@@ -260,6 +270,7 @@ def gather_sum_kernel(
     tan_p,
     index_n,
     index_p,
+    scale,
     KIND: tl.constexpr,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
@@ -267,7 +278,7 @@ def gather_sum_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """The sum over rows of tan θ · A x, a partial one for every n and split of the rows."""
+    """The sum over rows of tan θ · A x, times ``scale``, a partial one for every n and split of the rows."""
     program = tl.program_id(0)
     tiles = tl.cdiv(features, BLOCK_C)
     part = (program // tiles).to(tl.int64)
@@ -306,4 +317,5 @@ def gather_sum_kernel(
             ODD,
             False,
         )
-    tl.store(partial + part * features + feature, tl.sum(total, axis=0 if LAST else 1), mask=feature < features)
+    sums = tl.sum(total, axis=0 if LAST else 1) * scale
+    tl.store(partial + part * features + feature, sums, mask=feature < features)

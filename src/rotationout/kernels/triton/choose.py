@@ -1,0 +1,210 @@
+"""Which program turns or adds up the features of a plan, and the size of its tiles: found by measurement on an H200."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ... import pairing
+from .lanes import lanes_kernel, lanes_sum_kernel
+from .launch import Program, Sums
+from .layout import Layout, Plan, cdiv, next_power_of_2
+from .rows import rows_kernel
+from .sums import finish_kernel, sum_kernel
+from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
+
+__all__ = ["packs", "sums", "turn"]
+
+PAIR_POSITIONS = 16, 192
+"""Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
+PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
+"""Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
+ROW_FEATURES = 1024
+"""The most features of a row that a program keeps in shared memory."""
+ROW_TILE, ROW_WARPS = (512, 1024), 1
+"""Elements of a program that are exchanged at once: of 32 and of 16 bits."""
+GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
+"""Elements of a program, and its warps on maps and with the features last."""
+LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
+"""Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
+SUM_TILE, SUM_WARPS = 4096, 4
+SUM_PARTS = 2048
+"""Programs a sum is spread over, if there is enough to add up."""
+SMALL = 2**23
+"""Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
+program that turns them to add up: a launch would take longer."""
+SMALL_TILE, FEW_PARTS, TOGETHER = 1024, 8, 4
+
+
+def packs(x: Tensor) -> bool:
+    """Whether features have 16 bits and start at a word of 32, so that two can be read at once."""
+    return x.element_size() == 2 and x.data_ptr() % 4 == 0
+
+
+def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted: bool, packed: bool) -> Program:
+    """The program for y = x + tan θ · A(x − m) + w·s: of (x, y, tan, pairs, m, s, w, seed).
+
+    ``parts`` says in how many parts m and s come, 0 if there is none.
+    """
+    layout, kind = plan.layout, plan.kind
+    features, rows, count = layout.features, layout.rows, layout.n
+    weight = plan.weight if weighted else (0, 0)
+    common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    if _by_pairs(plan):
+        small = rows <= 64
+        block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
+        channels = max(1, min(PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
+        tiles = min(PAIR_TILES, cdiv(rows, block))
+        strips, splits = cdiv(features, channels), cdiv(rows, block * tiles)
+        piece = _piece(rows)
+        return Program(
+            pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
+            plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
+        )  # fmt: skip
+    if kind == SHARED and layout.last and features <= ROW_FEATURES:
+        two = x.element_size() == 2
+        block_c = next_power_of_2(features)
+        block_r = max(1, min(ROW_TILE[two] // block_c, next_power_of_2(rows)))
+        return Program(
+            rows_kernel, count * cdiv(rows, block_r * (1 + two)), features, rows,
+            *plan.tan, plan.pairs[0], *weight, **common, PACKED=_dtype(x) if two else None,
+            BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS,
+        )  # fmt: skip
+
+    form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
+    if kind == STRUCTURED and layout.last:
+        lanes = 2 * form["LANES"]
+        size = 2 if features > 1024 else int(next_power_of_2(features) != features)
+        block_b = _even_block(cdiv(features, lanes), max(1, LANES_TILE[size] // lanes))
+        block_r = max(1, min(LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
+        words = packed and features % 4 == 0 and parts == (0, 0)
+        return Program(
+            lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
+            **common, **form, PACKED=_dtype(x) if words else None,
+            BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
+        )  # fmt: skip
+
+    block_c, block_p, span = _gather_blocks(layout, kind)
+    return Program(
+        gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
+        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind, LAST=layout.last,
+        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=GATHER_WARPS[layout.last],
+    )  # fmt: skip
+
+
+def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, packed: bool) -> Sums:
+    """The programs for the sum over all rows of w·x, or of tan θ · A x: of (x, partial, w or tan, pairs, seed)."""
+    layout = plan.layout
+    features, rows, count = layout.features, layout.rows, layout.n
+    if turned and plan.kind != SHARED:
+        return _turned_sums(plan, x, scale, packed)
+    weight = plan.tan if turned else plan.weight if weighted else (0, 0)
+    small = _by_pairs(plan) and x.numel() < SMALL
+    block_c, block_p = _sum_blocks(layout, SMALL_TILE if small else SUM_TILE)
+    tiles = cdiv(features, block_c)
+    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, SUM_PARTS)
+    if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
+        per_outer = 1
+    outer = cdiv(count, per_outer)
+    splits, per_split = (
+        (1, cdiv(rows, block_p) * block_p) if small else _splits(rows, block_p, SUM_PARTS, outer * tiles)
+    )
+    piece = _piece(rows)
+    program = Program(
+        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits, per_split,
+        *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, CODE=turned, LAST=layout.last, PIECE=piece,
+        TOGETHER=TOGETHER if small else 1, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=SUM_WARPS,
+    )  # fmt: skip
+    return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
+
+
+def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
+    """The same where every row has a pairing of its own."""
+    layout = plan.layout
+    features, rows, count = layout.features, layout.rows, layout.n
+    form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
+    if plan.kind == STRUCTURED and layout.last:
+        block_g = min(next_power_of_2(features // form["LANES"]), max(1, SUM_TILE // form["LANES"]))
+        block_r = max(1, min(SUM_TILE // (block_g * form["LANES"]), next_power_of_2(rows)))
+        tiles = cdiv(features // form["LANES"], block_g)
+        splits, per_split = _splits(rows, block_r, SUM_PARTS, count * tiles)
+        words = packed and features % 4 == 0
+        program = Program(
+            lanes_sum_kernel, count * splits * tiles, features, rows, splits, per_split, *plan.tan, *plan.pairs, scale,
+            **form, PACKED=_dtype(x) if words else None, BLOCK_R=block_r, BLOCK_G=block_g,
+            words=int(words), num_warps=SUM_WARPS,
+        )  # fmt: skip
+    else:
+        block_c, block_p = _sum_blocks(layout, SUM_TILE)
+        tiles = cdiv(features, block_c)
+        splits, per_split = _splits(rows, block_p, SUM_PARTS, count * tiles)
+        program = Program(
+            gather_sum_kernel, count * splits * tiles, features, rows, splits, per_split,
+            *layout.strides, *plan.tan, *plan.pairs, scale,
+            **form, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=SUM_WARPS,
+        )  # fmt: skip
+    return Sums(count * splits, program, _finish(features, count * splits))
+
+
+def _finish(features: int, parts: int) -> Program | None:
+    if parts == 1:
+        return None
+    block_c = min(32, next_power_of_2(features))
+    block_n = min(8192 // block_c, next_power_of_2(parts))
+    return Program(
+        finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
+    )
+
+
+def _by_pairs(plan: Plan) -> bool:
+    rows = plan.layout.rows
+    return plan.kind == SHARED and not plan.layout.last and rows >= PAIR_POSITIONS[rows % 2]
+
+
+def _dtype(x: Tensor) -> Any:
+    return tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16
+
+
+def _piece(rows: int) -> int:
+    """The largest power of two that divides the rows, 16 at most: elements that can be loaded together."""
+    return min(16, rows & -rows)
+
+
+def _even_block(count: int, limit: int) -> int:
+    """The largest power of two up to ``limit`` of which a multiple exceeds ``count`` by an eighth at most."""
+    block = min(limit, next_power_of_2(count))
+    while block > 8 and cdiv(count, block) * block > 1.125 * count:
+        block //= 2
+    return block
+
+
+def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int]:
+    """Tile of features and rows, and how many features a program walks."""
+    if layout.last:
+        block_c = min(_even_block(layout.features, GATHER_TILE), next_power_of_2(layout.features))
+        block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(layout.rows)))
+        return block_c, block_p, layout.features
+    block_p = min(next_power_of_2(layout.rows), 64 if kind != SHARED else 1024)
+    block_c = max(1, min(GATHER_TILE // block_p, next_power_of_2(layout.features)))
+    if kind != SHARED:  # partners differ by position: keep all the features of these positions at hand
+        return min(block_c, 32), block_p, layout.features
+    return block_c, block_p, block_c
+
+
+def _splits(rows: int, block: int, programs: int, others: int) -> tuple[int, int]:
+    """Into how many parts the rows are split, and how many rows each has, a multiple of the block."""
+    splits = max(1, min(programs // others, cdiv(rows, 4 * block)))
+    per_split = cdiv(cdiv(rows, splits), block) * block
+    return cdiv(rows, per_split), per_split
+
+
+def _sum_blocks(layout: Layout, tile: int) -> tuple[int, int]:
+    if layout.last:
+        block_c = min(256, next_power_of_2(layout.features))
+        return block_c, max(1, min(tile // block_c, next_power_of_2(layout.rows)))
+    block_p = min(512, next_power_of_2(layout.rows))
+    return max(1, min(tile // block_p, next_power_of_2(layout.features))), block_p
