@@ -132,15 +132,14 @@ def test_every_sharing_of_a_draw_equals_the_reference(layout: str) -> None:
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_mean_and_adjoint_equal_the_reference(layout: str, adjoint: bool) -> None:
     torch.manual_seed(1)
-    for kind, pairing_per in itertools.product(("table", "structured"), ("row", "batch")):
-        x, dim = _features(layout, torch.float32)
+    cases = [("table", "row", torch.float32), ("table", "batch", torch.bfloat16), ("table", "batch", torch.float32)]
+    cases += [("structured", "row", torch.float16), ("structured", "batch", torch.float32)]
+    for kind, pairing_per, dtype in cases:
+        x, dim = _features(layout, dtype)
         draw = _draw(x, dim, kind, pairing_per, "row")
         mean = torch.randn(x.size(dim), device=DEVICE)
-        _assert_close(
-            rotate(x, mean, *draw, dim, adjoint),
-            reference.rotate(x, mean, *draw, dim, adjoint),
-            torch.float32,
-        )
+        expected = reference.rotate(x, mean, *draw, dim, adjoint)
+        _assert_close(rotate(x, mean, *draw, dim, adjoint), expected, dtype)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -164,17 +163,19 @@ def test_a_mean_for_every_example_equals_the_reference() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_centred_and_its_adjoint_equal_the_reference(layout: str, weighted: bool) -> None:
     torch.manual_seed(2)
-    combinations = itertools.product(("table", "structured"), PER)
-    for (kind, pairing_per), adjoint in zip(combinations, itertools.cycle([True, True, False]), strict=False):
-        x, dim = _features(layout, torch.float32)
+    combinations = [*itertools.product(("table", "structured"), PER), ("table", "batch")]
+    dtypes = [*[torch.float32] * 6, torch.bfloat16]
+    for (kind, pairing_per), adjoint, dtype in zip(combinations, [True, True, False] * 2 + [True], dtypes, strict=True):
+        x, dim = _features(layout, dtype)
         tan, index, seed = _draw(x, dim, kind, pairing_per, "example" if weighted else "row")
         weight = None
         if weighted:
             weight = (torch.rand(x.movedim(dim, -1).shape[:-1], device=DEVICE) < 0.7).float()
             tan = tan * weight
-        expected = reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
+        expected = reference.rotate_centred(x.float(), weight, tan, index, seed, dim, adjoint)
         actual = rotate_centred(x, weight, tan, index, seed, dim, adjoint)
-        assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+        tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @pytest.mark.usefixtures("_poisoned")
@@ -190,9 +191,9 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
 
 
 def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SUM_TILE", 128)
+    monkeypatch.setattr(choose, "SUM_TILE", (128, 128))
     for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
-        monkeypatch.setattr(choose, "SUM_PARTS", parts)
+        monkeypatch.setattr(choose, "SUM_PARTS", (parts, parts))
         x, dim = _features(layout, torch.float32)
         torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
         draw = _draw(x, dim, "structured", "row", "row")

@@ -22,21 +22,22 @@ PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
 PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
-ROW_FEATURES = 1024
-"""The most features of a row that a program keeps in shared memory."""
-ROW_TILE, ROW_WARPS = (512, 1024), 1
-"""Elements of a program that are exchanged at once: of 32 and of 16 bits."""
+ROW_FEATURES = 256
+"""The most features of 16 bits that meet in shared memory; beyond, a cache does as well."""
+ROW_TILE, ROW_WARPS = (512, 1024), (1, 2)
+"""Words that are exchanged at once and warps, for up to 64 features and for more."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
-SUM_TILE, SUM_WARPS = 4096, 4
-SUM_PARTS = 2048
-"""Programs a sum is spread over, if there is enough to add up."""
+SUM_TILE, SUM_WARPS = (2048, 4096), ((8, 4), (4, 4))
+"""Elements of a tile, on maps and with the features last, and warps, for a sum of features and one of turns."""
+SUM_PARTS = 2112, 1056
+"""Programs a sum is spread over, if there is enough to add up: on maps, and with the features last."""
 SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
 program that turns them to add up: a launch would take longer."""
-SMALL_TILE, FEW_PARTS, TOGETHER = 1024, 8, 4
+SMALL_TILE, FEW_PARTS = 1024, 16
 
 
 def packs(x: Tensor) -> bool:
@@ -65,14 +66,13 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
             plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
-    if kind == SHARED and layout.last and features <= ROW_FEATURES:
-        two = x.element_size() == 2
+    if kind == SHARED and layout.last and features <= ROW_FEATURES and x.element_size() == 2:
+        wide = features > 64
         block_c = next_power_of_2(features)
-        block_r = max(1, min(ROW_TILE[two] // block_c, next_power_of_2(rows)))
+        block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
         return Program(
-            rows_kernel, count * cdiv(rows, block_r * (1 + two)), features, rows,
-            *plan.tan, plan.pairs[0], *weight, **common, PACKED=_dtype(x) if two else None,
-            BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS,
+            rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
+            **common, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -103,21 +103,21 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
     if turned and plan.kind != SHARED:
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
-    small = _by_pairs(plan) and x.numel() < SMALL
-    block_c, block_p = _sum_blocks(layout, SMALL_TILE if small else SUM_TILE)
+    small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
+    tile, programs = SUM_TILE[layout.last], SUM_PARTS[layout.last]
+    block_c, block_p = _sum_blocks(layout, SMALL_TILE if small else 2 * tile if turned and layout.last else tile)
     tiles = cdiv(features, block_c)
-    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, SUM_PARTS)
+    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, programs)
     if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
         per_outer = 1
     outer = cdiv(count, per_outer)
-    splits, per_split = (
-        (1, cdiv(rows, block_p) * block_p) if small else _splits(rows, block_p, SUM_PARTS, outer * tiles)
-    )
+    splits, per_split = _splits(rows, block_p, 1 if small else programs, outer * tiles)
     piece = _piece(rows)
     program = Program(
         sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits, per_split,
-        *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, CODE=turned, LAST=layout.last, PIECE=piece,
-        TOGETHER=TOGETHER if small else 1, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=SUM_WARPS,
+        *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
+        PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
+        num_warps=SUM_WARPS[layout.last][turned],
     )  # fmt: skip
     return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
@@ -126,26 +126,27 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     """The same where every row has a pairing of its own."""
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
+    tile, programs, warps = SUM_TILE[layout.last], SUM_PARTS[layout.last], SUM_WARPS[layout.last][True]
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
     if plan.kind == STRUCTURED and layout.last:
-        block_g = min(next_power_of_2(features // form["LANES"]), max(1, SUM_TILE // form["LANES"]))
-        block_r = max(1, min(SUM_TILE // (block_g * form["LANES"]), next_power_of_2(rows)))
+        block_g = min(next_power_of_2(features // form["LANES"]), max(1, tile // form["LANES"]))
+        block_r = max(1, min(tile // (block_g * form["LANES"]), next_power_of_2(rows)))
         tiles = cdiv(features // form["LANES"], block_g)
-        splits, per_split = _splits(rows, block_r, SUM_PARTS, count * tiles)
+        splits, per_split = _splits(rows, block_r, programs, count * tiles)
         words = packed and features % 4 == 0
         program = Program(
             lanes_sum_kernel, count * splits * tiles, features, rows, splits, per_split, *plan.tan, *plan.pairs, scale,
             **form, PACKED=_dtype(x) if words else None, BLOCK_R=block_r, BLOCK_G=block_g,
-            words=int(words), num_warps=SUM_WARPS,
+            words=int(words), num_warps=warps,
         )  # fmt: skip
     else:
-        block_c, block_p = _sum_blocks(layout, SUM_TILE)
+        block_c, block_p = _sum_blocks(layout, tile)
         tiles = cdiv(features, block_c)
-        splits, per_split = _splits(rows, block_p, SUM_PARTS, count * tiles)
+        splits, per_split = _splits(rows, block_p, programs, count * tiles)
         program = Program(
             gather_sum_kernel, count * splits * tiles, features, rows, splits, per_split,
             *layout.strides, *plan.tan, *plan.pairs, scale,
-            **form, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=SUM_WARPS,
+            **form, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
         )  # fmt: skip
     return Sums(count * splits, program, _finish(features, count * splits))
 
@@ -153,7 +154,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
 def _finish(features: int, parts: int) -> Program | None:
     if parts == 1:
         return None
-    block_c = min(32, next_power_of_2(features))
+    block_c = min(16, next_power_of_2(features))
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
@@ -206,5 +207,5 @@ def _sum_blocks(layout: Layout, tile: int) -> tuple[int, int]:
     if layout.last:
         block_c = min(256, next_power_of_2(layout.features))
         return block_c, max(1, min(tile // block_c, next_power_of_2(layout.rows)))
-    block_p = min(512, next_power_of_2(layout.rows))
+    block_p = min(512 if tile > SMALL_TILE else SMALL_TILE, next_power_of_2(layout.rows))
     return max(1, min(tile // block_p, next_power_of_2(layout.features))), block_p

@@ -1,4 +1,4 @@
-"""A GPU program for the features last in memory and one table for many rows: partners meet in shared memory."""
+"""A GPU program for features of 16 bits, last in memory, and one table for many rows: they meet in shared memory."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803 - compile-time constants are in capitals
@@ -44,46 +44,37 @@ def rows_kernel(
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
+    DTYPE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
     """Whole rows are read once, in order, and each feature fetches its partner's from shared memory.
 
-    That memory gives 32 bits at a time: features of 16 bits, of dtype PACKED, go two rows to a word.
+    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word.
     """
-    both: tl.constexpr = 2 if PACKED is not None else 1
-    tiles = tl.cdiv(rows, both * BLOCK_R)
+    tiles = tl.cdiv(rows, 2 * BLOCK_R)
     n = (tl.program_id(0) // tiles).to(tl.int64)
-    p = tl.program_id(0) % tiles * (both * BLOCK_R) + tl.arange(0, BLOCK_R)[:, None]
+    p = tl.program_id(0) % tiles * (2 * BLOCK_R) + tl.arange(0, BLOCK_R)[:, None]
+    q = p + BLOCK_R
     c = tl.arange(0, BLOCK_C)
     known = c < features
     signed = tl.load(code + n * code_n + c, mask=known, other=0).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
-    places = tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C))
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign
     m = tl.load(mean + partner, mask=known, other=0.0)[None, :] if MEAN else sign
     s = tl.load(shift + c, mask=known, other=0.0)[None, :] if SHIFT else sign
+
     at = (n * rows + p) * features + c[None, :]
-    inside = (p < rows) & known[None, :]
+    above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
+    one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
+    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
+    words = tl.gather(pack(one, two, DTYPE), tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C)), 1)
     t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
+    u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
     w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=p < rows, other=0.0) if WEIGHT else t
-    if PACKED is None:
-        own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        turned = turn_rows(own, tl.gather(own, places, 1), t, sign, m, s, w, MEAN, SHIFT, WEIGHT)
-        tl.store(y + at, turned.to(y.dtype.element_ty), mask=inside)
-    else:
-        q = p + BLOCK_R
-        below = (q < rows) & known[None, :]
-        next_t = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
-        next_w = (
-            tl.load(weight + n * weight_n + q.to(tl.int64) * weight_p, mask=q < rows, other=0.0) if WEIGHT else next_t
-        )
-        one = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
-        words = tl.gather(pack(one, two, PACKED), places, 1)
-        one = turn_rows(one, low_half(words, PACKED), t, sign, m, s, w, MEAN, SHIFT, WEIGHT)
-        two = turn_rows(two, high_half(words, PACKED), next_t, sign, m, s, next_w, MEAN, SHIFT, WEIGHT)
-        tl.store(y + at, one.to(y.dtype.element_ty), mask=inside)
-        tl.store(y + at + BLOCK_R * features, two.to(y.dtype.element_ty), mask=below)
+    v = tl.load(weight + n * weight_n + q.to(tl.int64) * weight_p, mask=q < rows, other=0.0) if WEIGHT else u
+    one = turn_rows(one, low_half(words, DTYPE), t, sign, m, s, w, MEAN, SHIFT, WEIGHT)
+    two = turn_rows(two, high_half(words, DTYPE), u, sign, m, s, v, MEAN, SHIFT, WEIGHT)
+    tl.store(y + at, one.to(DTYPE), mask=above)
+    tl.store(y + at + BLOCK_R * features, two.to(DTYPE), mask=below)

@@ -31,6 +31,7 @@ def sum_kernel(
     code_n,
     scale,
     WEIGHT: tl.constexpr,
+    PADDED: tl.constexpr,
     CODE: tl.constexpr,
     LAST: tl.constexpr,
     PIECE: tl.constexpr,
@@ -42,7 +43,8 @@ def sum_kernel(
 
     With CODE the pairing A is applied to them: on maps every n has its own, and a channel adds up its partner's rows;
     with the features last it holds for all that a program adds, and a sum is stored where its partner is. ``pieces``
-    times PIECE is the number of rows: so the compiler knows what divides it. TOGETHER values of n are read at a time.
+    times PIECE is the number of rows: so the compiler knows what divides it. TOGETHER values of n are read at a time;
+    if more than one, all the rows of each. PADDED: rows of weight 0 may hold anything.
     """
     program = tl.program_id(0)
     rows = pieces * PIECE
@@ -58,10 +60,12 @@ def sum_kernel(
             n = first + step + extra
             counted = (n < outer) & (step + extra < per_outer)
             source = c
+            sign = 1.0
             if CODE and not LAST:
                 signed = tl.load(code + n * code_n + c, mask=counted & (c < features), other=0).to(tl.int32)
                 source = tl.maximum(tl.abs(signed) - 1, 0)
-            for offset in range(0, per_split, BLOCK_P):
+                sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))
+            for offset in range(0, BLOCK_P if TOGETHER > 1 else per_split, BLOCK_P):
                 local = offset + tl.arange(0, BLOCK_P)
                 local = local[:, None] if LAST else local[None, :]
                 p = begin + local
@@ -73,10 +77,11 @@ def sum_kernel(
                 value = tl.load(x + at, mask=present & (c < features), other=0.0).to(tl.float32)
                 if WEIGHT:
                     w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0)
-                    value = tl.where(w != 0, value * w.to(tl.float32), 0.0)  # padding may hold anything, NaN too
-                if CODE and not LAST:
-                    value = tl.where(signed > 0, value, tl.where(signed < 0, -value, 0.0))
-                total += value
+                    if PADDED:  # whatever the padding holds, NaN too
+                        value = tl.where(w != 0, value, 0.0)
+                    total += value * (w.to(tl.float32) * sign)
+                else:
+                    total += value
     sums = tl.sum(total, axis=0 if LAST else 1) * scale
     known = feature < features
     if CODE and LAST:
