@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
-from ..functional import feature_mean, mask_weight
+from ..functional.inputs import feature_mean, mask_weight
 
 __all__ = ["CentredNoise", "Noise"]
 
@@ -48,9 +48,13 @@ class Noise(_DropoutNd):
     @p.setter
     def p(self, value: float) -> None:
         rate = strength.check_rate(value)
-        scale = strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+        scale = self._parameter(rate)
         self._p, self._active = rate, rate > 0.0
         self._scale.fill_(scale)
+
+    def _parameter(self, rate: float) -> float:
+        """The noise's own parameter at p = ``rate``."""
+        return strength.from_lam(self._kind, strength.to_lam("dropout", rate))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import strength
-from ..functional import apply_noise, check_blocks
+from ..functional.rotation import apply_noise, check_blocks
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
 from .base import CentredNoise
