@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -133,26 +135,39 @@ def apply_noise(
     inputs.check_center(center, x, axis)
     covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
     weight = None if mask is None else inputs.mask_weight(mask, leading)
-    together = sync and inputs.processes() > 1
-    if not active or (x.numel() == 0 and not together):  # an empty batch still has a part in a mean over processes
+    # An empty batch still has a part in a mean over processes.
+    if not active or (x.numel() == 0 and not (sync and inputs.processes() > 1)):
         return x
 
-    turn = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
-    tan = turn.tan
+    rotation = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
+    tan = rotation.tan
     if block_size is not None:
         spatial = x.ndim - 1 - axis
         tan = tan * _rotation.sample_blocks(tuple(leading), spatial, block_size, covered, generator, x.device)
     if weight is not None:
         tan = tan * weight
+    return turn_about(x, replace(rotation, tan=tan), axis, center, weight, sync=sync, backend=backend)
 
-    draws = (tan, turn.index, turn.seed, axis)
+
+def turn_about(
+    x: Tensor,
+    rotation: Rotation,
+    axis: int,
+    center: str | Tensor | None,
+    weight: Tensor | None = None,
+    *,
+    sync: bool,
+    backend: str | None,
+) -> Tensor:
+    """Apply a draw about a centre, all checked already; rows of weight 0 are passed through."""
+    draws = (rotation.tan, rotation.index, rotation.seed, axis)
     if not isinstance(center, str):
         rotated = autograd.rotate(x, center, *draws, backend=backend)
-    elif together:
+    elif sync and inputs.processes() > 1:
         mean, _ = inputs.feature_mean(x, weight, axis, sync=True)
         rotated = autograd.rotate(x, mean, *draws, backend=backend)
     else:
-        inputs.check_batch(x, weight, axis, dim)
+        inputs.check_batch(x, weight, axis, axis)
         rotated = autograd.rotate_centred(x, weight, *draws, backend=backend)
     if weight is None:
         return rotated

@@ -135,14 +135,24 @@ class CentredNoise(Noise):
         if not isinstance(input, Tensor) or input.ndim == 0:
             raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {input!r}")
         dim, batch_dim = self._axes(input)
+        output = self._disturb(input, self._center(input, dim), mask, dim, batch_dim)
+        self._track_mean(input, mask, dim)
+        return output
+
+    def _center(self, x: Tensor, dim: int) -> str | Tensor | None:
+        """The point to disturb features about, as `_disturb` takes it."""
         if self.running_mean is None:
-            return self._disturb(input, self.center, mask, dim, batch_dim)
-        if input.size(dim) != self.running_mean.numel():
-            raise ValueError(f"num_features is {self.running_mean.numel()}, but the input has {input.size(dim)}")
+            return self.center
+        if x.size(dim) != self.running_mean.numel():
+            raise ValueError(f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)}")
         # A copy, the mean as it was before this batch: no example sees another.
-        output = self._disturb(input, self.running_mean.clone() if self._active else None, mask, dim, batch_dim)
-        weight = None if mask is None else mask_weight(mask, input.shape[:dim] + input.shape[dim + 1 :])
-        mean, rows = feature_mean(input.detach(), weight, dim, sync=self.sync)
+        return self.running_mean.clone() if self._active else None
+
+    def _track_mean(self, x: Tensor, mask: Tensor | None, dim: int) -> None:
+        """Bring the running mean up to date, if there is one."""
+        if self.running_mean is None:
+            return
+        weight = None if mask is None else mask_weight(mask, x.shape[:dim] + x.shape[dim + 1 :])
+        mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
         kept = self.running_mean.dtype
         self.running_mean.lerp_(mean.to(kept), self.momentum * (rows > 0).to(kept))  # nothing seen, nothing learned
-        return output
