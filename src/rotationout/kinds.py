@@ -15,8 +15,20 @@ from torch import nn
 
 from . import strength
 from .functional.rotation import check_blocks
-from .nn import CentredDropout, Cutout, GaussianDropout, ShakeShake, Uout
-from .nn.rotation import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
+from .nn import (
+    CentredDropout,
+    Cutout,
+    GaussianDropout,
+    LockedDropout,
+    RotationOut,
+    RotationOut1d,
+    RotationOut2d,
+    RotationOut3d,
+    RotationOutSequence,
+    ShakeShake,
+    Uout,
+    WeightDrop,
+)
 
 __all__ = ["KINDS", "Kind", "listed"]
 
@@ -105,21 +117,7 @@ def _rotation(p: float, *, dims: int = 0, **choices: Any) -> nn.Module:
     return layer(p, **choices)
 
 
-def _rotation_sequence(p: float, *, batch_first: bool = False, **choices: Any) -> nn.Module:
-    from .nn.recurrent import RotationOutSequence
-
-    return RotationOutSequence(p, batch_first=batch_first, **choices)
-
-
-def _locked(p: float, *, batch_first: bool = False) -> nn.Module:
-    from .nn.recurrent import LockedDropout
-
-    return LockedDropout(p, batch_first=batch_first)
-
-
-def _weight_drop(variational: bool, p: float, *, module: nn.Module) -> nn.Module:
-    from .nn.recurrent import WeightDrop
-
+def _weight_drop(variational: bool, p: float, *, module: nn.RNNBase) -> nn.Module:
     return WeightDrop(module, p, variational=variational)
 
 
@@ -203,7 +201,7 @@ KINDS: dict[str, Kind] = {
     "locked": Kind(
         summary="Dropout with one mask for all steps of a sequence (Gal and Ghahramani 2016): LockedDropout",
         strength="exact: λ = p / (1 − p) is the variance of the multiplier, the same for all steps of a sequence",
-        make=_locked,
+        make=LockedDropout,
     ),
     "rotation": Kind(
         summary="pairs features at random and turns every pair by one angle (eq6, eq13): RotationOut, 1d, 2d, 3d",
@@ -214,7 +212,8 @@ KINDS: dict[str, Kind] = {
     "rotation-sequence": Kind(
         summary="turns all steps of a sequence in one direction, each by its own angle (eq13): RotationOutSequence",
         strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1)",
-        make=_rotation_sequence,
+        make=RotationOutSequence,
+        more=(RotationOut,),
     ),
     "dropblock": Kind(
         summary="zeroes blocks of every channel (Ghiasi et al. 2018): torchvision.ops.DropBlock2d, 3d",

@@ -1,11 +1,15 @@
 """What is claimed of every kind of the registry: one case or more for each, for the tests that run over all of them."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from rotationout.registry import KINDS
 
 VECTORS, MAPS, STEPS = (6, 4), (2, 4, 2, 2), (3, 2, 4)
 
@@ -69,6 +73,7 @@ class Case:
         variance: Var[x̃ | x] / λ of what is disturbed; None if nothing is claimed.
         share: how much of the variance is left, where only a part of x is disturbed.
         derivative: whether backward is the derivative of forward.
+        transforms: whether torch.vmap and torch.compile(fullgraph=True) take what it is made of.
     """
 
     shape: tuple[int, ...]
@@ -80,6 +85,7 @@ class Case:
     variance: Callable[[Tensor], Tensor] | None = multiplied
     share: float = 1.0
     derivative: bool = True
+    transforms: bool = True
 
 
 def elementwise(center: str | None) -> list[Case]:
@@ -105,6 +111,15 @@ def shaken(**options: str) -> Case:
         derivative=options.get("backward") == "keep",
     )
 
+
+WEIGHT_DROP = Case(
+    STEPS,
+    lambda: {"module": fresh_rnn()},
+    call=recurrent,
+    still=lambda x: fresh_rnn()(x)[0],
+    variance=None,
+    transforms=False,  # torch's recurrent modules
+)
 
 CASES: dict[str, list[Case]] = {
     "none": [Case(VECTORS, variance=torch.zeros_like)],
@@ -140,19 +155,27 @@ CASES: dict[str, list[Case]] = {
         Case(STEPS, lambda: {"batch_first": True, "center": "batch"}, about=centred, variance=turned(2)),
     ],
     "dropblock": [
-        Case((2, 2, 5, 5), lambda: {"block_size": 3}, variance=None),
+        Case((1, 2, 5, 5), lambda: {"block_size": 3}, variance=None),
         Case((1, 1, 3, 5, 5), lambda: {"dims": 3, "block_size": 3}, variance=None),
     ],
     "droppath": [Case(VECTORS), Case(VECTORS, lambda: {"mode": "batch"})],
     "shake-shake": [shaken(), shaken(backward="keep"), shaken(per="batch", backward="even")],
     "cutout": [Case((2, 1, 4, 4), variance=None), Case((2, 5, 4), variance=None)],
-    "weight-drop": [
-        Case(STEPS, lambda: {"module": fresh_rnn()}, call=recurrent, still=lambda x: fresh_rnn()(x)[0], variance=None)
-    ],
-    "variational-weight-drop": [
-        Case(STEPS, lambda: {"module": fresh_rnn()}, call=recurrent, still=lambda x: fresh_rnn()(x)[0], variance=None)
-    ],
+    "weight-drop": [WEIGHT_DROP],
+    "variational-weight-drop": [WEIGHT_DROP],
 }
 
 TORCHVISION = ("dropblock", "droppath")
 """Kinds that need it."""
+
+
+def parameters(most: int | None = None) -> list[Any]:
+    """(kind, case) for every kind of the registry, for `pytest.mark.parametrize`; ``most`` cases of each."""
+    absent = pytest.mark.skipif(
+        importlib.util.find_spec("torchvision") is None, reason="this noise is torchvision's, which is not installed"
+    )
+    return [
+        pytest.param(kind, case, id=f"{kind}-{n}", marks=absent if kind in TORCHVISION else ())
+        for kind in KINDS
+        for n, case in enumerate(CASES.get(kind, ())[:most])
+    ]

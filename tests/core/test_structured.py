@@ -16,9 +16,7 @@ def hidden(examples: int, height: int, width: int, p: float) -> Tensor:
     return cutout(torch.ones(examples, 2, height, width), p) == 0
 
 
-@pytest.mark.parametrize(
-    ("size", "p", "sides"), [((6, 6), 0.2, (3, 3)), ((8, 6), 0.25, (4, 3)), ((5, 9), 0.1, (2, 3))]
-)
+@pytest.mark.parametrize(("size", "p", "sides"), [((6, 6), 0.2, (3, 3)), ((8, 6), 0.25, (4, 3)), ((5, 9), 0.1, (2, 3))])
 def test_one_rectangle_per_image_clipped_at_the_border(size: tuple[int, int], p: float, sides: tuple[int, int]) -> None:
     cut = hidden(400, *size, p)
     assert torch.equal(cut[:, 0], cut[:, 1]), "the same in all channels"
