@@ -205,7 +205,7 @@ KINDS: dict[str, Kind] = {
     ),
     "rotation": Kind(
         summary="pairs features at random and turns every pair by one angle (eq6, eq13): RotationOut, 1d, 2d, 3d",
-        strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1)",
+        strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1); with blocks, inside them",
         make=_rotation,
         more=(RotationOut, RotationOut2d),
     ),

@@ -42,7 +42,7 @@ def cut(x: Tensor, share: float | Tensor, active: bool, *, generator: torch.Gene
         raise ValueError(f"Cutout takes images, (N, C, H, W) or (C, H, W), got {got}")
     if not active or x.numel() == 0:
         return x
-    root = torch.as_tensor(share, dtype=torch.float32, device=x.device).sqrt()
+    root = (share if isinstance(share, Tensor) else torch.full((), share, device=x.device)).sqrt()
     source = random_source(generator, x.device)
 
     def inside(size: int) -> Tensor:
