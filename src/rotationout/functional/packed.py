@@ -1,4 +1,4 @@
-"""Packed sequences (`torch.nn.utils.rnn.PackedSequence`): are they what a noise takes, and whose row is which."""
+"""Packed sequences (`torch.nn.utils.rnn.PackedSequence`): what a noise may be given, and whose row is which."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["check_packed", "places"]
+__all__ = ["check_packed", "places", "with_rows"]
 
 
 def check_packed(packed: PackedSequence) -> None:
@@ -32,6 +32,11 @@ def check_packed(packed: PackedSequence) -> None:
             f"sorted_indices of a packed sequence must number its {int(sizes[0])} sequences, on {data.device}, "
             f"got shape {tuple(order.shape)} on {order.device}"
         )
+
+
+def with_rows(packed: PackedSequence, rows: Tensor) -> PackedSequence:
+    """The same sequences with other features."""
+    return PackedSequence(rows, *packed[1:])  # not _replace: torch.compile would lose its fields at a graph break
 
 
 def places(packed: PackedSequence) -> tuple[Tensor, Tensor]:

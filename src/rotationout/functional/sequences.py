@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from .. import pairing, strength
 from ..rotation import Draw, Rotation, random_source, sample
 from . import inputs
-from .packed import check_packed, places
+from .packed import check_packed, places, with_rows
 
 __all__ = ["dropout_multiplier", "lock", "locked_dropout", "sample_packed", "sequence_axis"]
 
@@ -57,7 +57,7 @@ def lock(
             return x
         _, sequence = places(x)
         multiplier = dropout_multiplier((int(x.batch_sizes[0]), x.data.size(1)), rate, x.data, generator)
-        return x._replace(data=x.data * multiplier[sequence])
+        return with_rows(x, x.data * multiplier[sequence])
     features = inputs.check_features(x, -1)
     batch = sequence_axis(x, batch_first)
     if not active:

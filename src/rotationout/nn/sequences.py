@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..functional.inputs import check_features
-from ..functional.packed import check_packed
+from ..functional.packed import check_packed, with_rows
 from ..functional.rotation import turn_about
 from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
 from ..rotation import Draw
@@ -75,7 +75,7 @@ class RotationOutSequence(_RotationOutNd):
             rotation = sample_packed(input, self._scale, self.draw, batch_first=self.batch_first)
             turned = turn_about(rows, rotation, 1, center, sync=self.sync, backend=self.backend)
         self._track_mean(rows, None, 1)
-        return input._replace(data=turned)
+        return with_rows(input, turned)
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         return x.ndim - 1, sequence_axis(x, self.batch_first)

@@ -8,6 +8,7 @@ from typing import cast
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ..functional.packed import with_rows
 from ..functional.sequences import Sequences
 from .rotation import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
 
@@ -61,5 +62,5 @@ def disturb(noise: nn.Module, x: Sequences) -> Sequences:
             x = disturb(part, x)
         return x
     if isinstance(x, PackedSequence) and not _knows_sequences(noise):
-        return x._replace(data=noise(x.data))
+        return with_rows(x, noise(x.data))
     return cast(Sequences, noise(x))
