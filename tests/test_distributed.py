@@ -52,3 +52,22 @@ def test_synchronised_centring_equals_one_process(tmp_path: Path) -> None:
     alone = torch.load(tmp_path / "0_uneven.pt", weights_only=True)
     for ours, theirs in zip(alone, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def drop(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/drop", rank=rank, world_size=2)
+    try:
+        x = batch()[0][:2] if rank == 0 else batch()[0][2:]
+        torch.save(ro.nn.CentredDropout(0.5, sync=True)(x), f"{folder}/dropped_{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_synchronised_dropout_is_about_the_mean_of_all_processes(tmp_path: Path) -> None:
+    mp.spawn(drop, args=(str(tmp_path),), nprocs=2)
+    y = torch.cat([torch.load(tmp_path / f"dropped_{rank}.pt", weights_only=True) for rank in (0, 1)])
+    x = batch()[0]
+    mean = x.mean(0)
+    dropped = (y - mean).abs() < 1e-6
+    assert 0 < dropped.sum() < x.numel()
+    torch.testing.assert_close(y, torch.where(dropped, mean, 2 * x - mean))

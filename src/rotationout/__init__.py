@@ -1,7 +1,8 @@
 """RotationOut (Hu and Póczos, 2019): turn the features of a network by a random angle in a random direction."""
 
-from . import functional, nn, strength
+from . import functional, nn, registry, strength
 from .nn import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
+from .registry import noise
 from .rotation import Draw, Rotation, sample_rotation
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "RotationOut3d",
     "functional",
     "nn",
+    "noise",
+    "registry",
     "sample_rotation",
     "strength",
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["count_structured", "from_permutation", "partner_and_sign", "sign_words", "structured_groups"]
+__all__ = ["as_table", "count_structured", "from_permutation", "partner_and_sign", "sign_words", "structured_groups"]
 
 
 def from_permutation(permutation: Tensor) -> Tensor:
@@ -46,6 +46,14 @@ def partner_and_sign(index: Tensor, seed: Tensor | None, features: int) -> tuple
     sign = (2 * flip - 1) * torch.where(second, -1, 1)
     idle = partner == torch.arange(features, device=index.device)
     return partner, torch.where(idle, 0, sign).to(torch.int8)
+
+
+def as_table(index: Tensor, seed: Tensor | None, features: int) -> Tensor:
+    """Either kind as a table: a structured pairing too, whose signs then no longer depend on where it stands."""
+    if seed is None:
+        return index
+    partner, sign = partner_and_sign(index, seed, features)
+    return (sign * (partner + 1)).to(index_dtype(features))
 
 
 def count_structured(features: int) -> int:

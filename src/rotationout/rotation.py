@@ -240,7 +240,7 @@ def sample(
     device: torch.device | None,
 ) -> Rotation:
     """`sample_rotation` after the checks, for a law with parameter ``scale``: a number, or a tensor on the device."""
-    source = _source(generator, device)
+    source = random_source(generator, device)
 
     def shared(per: str) -> tuple[int, ...]:
         if per == "row":
@@ -270,7 +270,7 @@ def sample(
     return Rotation(tan, index, features, seed)
 
 
-def _source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:
+def random_source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:
     """Keyword arguments for torch's samplers. ``generator=None`` is left out: with it they take no symbolic sizes."""
     return {"device": device} if generator is None else {"device": device, "generator": generator}
 
@@ -317,7 +317,7 @@ def sample_blocks(
     gamma = -math.expm1(math.log1p(-coverage) / math.prod(blocks)) if coverage < 1 else 1.0
     grid = [n + b - 1 for n, b in zip(sizes, blocks, strict=True)]
     examples = leading[: len(leading) - spatial]
-    seeds = torch.rand((*examples, *grid), dtype=torch.float32, **_source(generator, device)) < gamma
+    seeds = torch.rand((*examples, *grid), dtype=torch.float32, **random_source(generator, device)) < gamma
     covered = seeds
     for axis, block in enumerate(blocks, start=len(examples)):
         covered = covered.unfold(axis, block, 1).any(-1)

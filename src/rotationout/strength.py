@@ -19,6 +19,7 @@ uniform_angle     Θ, θ ~ Unif(−Θ, Θ)                              tan Θ /
 gaussian_angle    σ, θ ~ N(0, σ²) truncated to ±5π/12             by quadrature
 ================  ==============================================  =====================
 
+What p means for noises that have no λ of this kind, Cutout and DropBlock among them, is said in `rotationout.kinds`.
 The last four are the laws of the rotation angle. One-sided angles (|θ|) have the same λ. A Gaussian θ that is not
 truncated has infinite E tan²θ and is not offered.
 """

@@ -78,6 +78,15 @@ def test_structured_rows_of_every_width(features: int, backend: str) -> None:
     torch.testing.assert_close(y.double(), by_matrix(x, rotation, mean, -1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_structured_rows_with_an_axis_of_size_one(backend: str) -> None:
+    """The signs of a draw lie along an axis of size 1, which torch calls contiguous whatever its stride."""
+    x = torch.randn(3, 16, 1).permute(1, 2, 0)
+    rotation = ro.sample_rotation(x.shape, 0.4, dim=0, draw=STRUCTURED)
+    y = rotate(x, rotation, dim=0, backend=backend)
+    torch.testing.assert_close(y.double(), by_matrix(x, rotation, None, 0), rtol=1e-5, atol=1e-5)
+
+
 def test_a_mean_for_every_row() -> None:
     x, mean = torch.randn(4, 6, 3), torch.randn(4, 1, 6)
     rotation = ro.sample_rotation(x.shape, 0.4, dim=1)

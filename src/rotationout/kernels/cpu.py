@@ -92,7 +92,8 @@ def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Ten
     """
     rows, groups = index.numel(), dense.numel() // index.numel() // 8
     partner, flip, block, second = _lane_tables(index.reshape(-1), groups * 8)
-    bits = words.reshape(rows, -1).contiguous().view(torch.uint8).gather(1, block)
+    # Flat first: an axis of size 1 counts as contiguous whatever its stride, but cannot be viewed as bytes.
+    bits = words.reshape(-1).contiguous().view(torch.uint8).view(rows, -1).gather(1, block)
     swapped_bits = _swapped_bytes().index_select(0, (flip * 256 + bits).flatten()).view_as(bits)
     signs = (bits & ~second) | (~swapped_bits & second)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
 
 from .. import strength
-from ..functional import apply_noise, check_blocks, feature_mean, mask_weight
+from ..functional.rotation import apply_noise, check_blocks
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
+from .base import CentredNoise
 
 __all__ = ["RotationOut", "RotationOut1d", "RotationOut2d", "RotationOut3d"]
 
@@ -36,14 +34,13 @@ _MAPS = {
 }
 
 
-class _RotationOutNd(_DropoutNd):
-    """What the layers share. A dropout layer to torch, so that tools which look for those find it."""
+class _RotationOutNd(CentredNoise):
+    """What the layers share: the choices that make a draw, and presets of them."""
 
     _presets: dict[str, _Preset]
-    _scale: Tensor
+    _fewest_features = 2  # a pair
     block_size: int | None = None
     coverage: float | None = None
-    running_mean: Tensor | None
 
     def __init__(
         self,
@@ -61,8 +58,6 @@ class _RotationOutNd(_DropoutNd):
         sync: bool = False,
         backend: str | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a place for it
-        self.inplace = False
         chosen = self._presets[strength.check_choice("preset", preset, self._presets)]
         given = {
             "pairing": pairing,
@@ -71,77 +66,27 @@ class _RotationOutNd(_DropoutNd):
             "law": law,
             "side": side,
         }
-        self.draw = replace(chosen.draw, **{name: value for name, value in given.items() if value is not None})
+        draw = replace(chosen.draw, **{name: value for name, value in given.items() if value is not None})
         if center is not None:
             strength.check_choice("center", center, ("default", "batch", "running"))
-        self.center = chosen.center if center == "default" else center
-        self.sync = sync
+        super().__init__(
+            p,
+            draw.law,
+            center=chosen.center if center == "default" else center,
+            num_features=num_features,
+            momentum=momentum,
+            sync=sync,
+        )
+        self.draw = draw
         self.backend = backend if backend is None else strength.check_choice("backend", backend, BACKENDS)
-        if sync and self.center is None:
-            raise ValueError("sync=True takes means over processes, but center=None takes no mean")
-        if num_features is not None and self.center != "running":
-            raise ValueError(f"num_features is for center='running', got it with center={self.center!r}")
-        self.momentum = strength.check_number("momentum", momentum)
-        if not 0.0 < self.momentum <= 1.0:
-            raise ValueError(f"momentum must be in (0, 1], got {self.momentum!r}")
-        if self.center == "running":
-            if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 2:
-                raise ValueError(
-                    f"center='running' needs num_features, the size of the feature axis, got {num_features!r}"
-                )
-            self.register_buffer("running_mean", torch.zeros(num_features))
-        else:
-            self.running_mean = None
-        with torch.inference_mode(False):  # a number to be changed, wherever the layer is made
-            self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
-        self.p = p
 
-    @property
-    def p(self) -> float:
-        """The drop probability of the Dropout this noise is matched to.
-
-        Setting it changes a number on the device too, not the graph: a compiled or captured model follows a schedule
-        without recompiling, except once when p becomes zero or ceases to be.
-        """
-        return self._p
-
-    @p.setter
-    def p(self, value: float) -> None:
-        rate = strength.check_rate(value)
-        scale = strength.from_lam(self.draw.law, strength.to_lam("dropout", rate))
-        self._p, self._active = rate, rate > 0.0
-        self._scale.fill_(scale)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # The strength is fp32 whatever the model is cast to, and known even if the model came from the meta device.
-        with torch.inference_mode(False):
-            self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
-        self.p = self._p
-        return self
-
-    def _axes(self, x: Tensor) -> tuple[int, int | None]:
-        """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""
-        raise NotImplementedError
-
-    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Turn ``input`` while training; padding, where ``mask`` is False, is left alone."""
-        if not self.training:
-            return input
-        if not isinstance(input, Tensor) or input.ndim == 0:
-            raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {input!r}")
-        dim, batch_dim = self._axes(input)
-        active = self._active
-        center: str | Tensor | None = self.center
-        if self.running_mean is not None:
-            if input.size(dim) != self.running_mean.numel():
-                raise ValueError(f"num_features is {self.running_mean.numel()}, but the input has {input.size(dim)}")
-            # A copy, the mean as it was before this batch: no example sees another.
-            center = self.running_mean.clone() if active else None
-        output = apply_noise(
-            input,
+    def _disturb(
+        self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
+    ) -> Tensor:
+        return apply_noise(
+            x,
             self._scale,
-            active,
+            self._active,
             dim=dim,
             batch_dim=batch_dim,
             draw=self.draw,
@@ -153,12 +98,6 @@ class _RotationOutNd(_DropoutNd):
             generator=None,
             backend=self.backend,
         )
-        if self.running_mean is not None:
-            weight = None if mask is None else mask_weight(mask, input.shape[:dim] + input.shape[dim + 1 :])
-            mean, rows = feature_mean(input.detach(), weight, dim, sync=self.sync)
-            kept = self.running_mean.dtype
-            self.running_mean.lerp_(mean.to(kept), self.momentum * (rows > 0).to(kept))  # nothing seen, nothing learned
-        return output
 
     def extra_repr(self) -> str:
         draw = self.draw
@@ -197,6 +136,7 @@ class RotationOut(_RotationOutNd):
         sync: take means over all data-parallel processes.
         backend: an implementation by name, instead of the fastest that can run.
 
+    >>> import torch
     >>> layer = RotationOut(p=0.2)
     >>> layer(torch.ones(8, 16)).shape
     torch.Size([8, 16])

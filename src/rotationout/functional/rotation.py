@@ -1,16 +1,19 @@
-"""`rotate` applies a given rotation, `rotation_out` draws one first. Here inputs are checked, gated and centred."""
+"""`rotate` applies a given rotation, `rotation_out` draws one first."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from . import rotation as _rotation
-from . import strength
-from .kernels import autograd
-from .rotation import Draw, Rotation
+from .. import rotation as _rotation
+from .. import strength
+from ..kernels import autograd
+from ..rotation import Draw, Rotation
+from . import inputs
 
-__all__ = ["rotate", "rotation_out"]
+__all__ = ["apply_noise", "check_blocks", "rotate", "rotation_out"]
 
 
 def rotate(
@@ -31,20 +34,21 @@ def rotate(
     >>> rotate(torch.tensor([3.0, 1.0]), quarter)
     tensor([ 4., -2.])
     """
-    axis = _check_features(x, dim)
+    axis = inputs.check_features(x, dim)
+    _rotation.check_features(x.size(axis), dim)
     if not isinstance(rotation, Rotation):
         raise TypeError(f"rotation must be a Rotation, got {type(rotation).__name__}; build one with sample_rotation")
     leading = x.shape[:axis] + x.shape[axis + 1 :]
     if rotation.features != x.size(axis):
         raise ValueError(f"rotation turns {rotation.features} features, but x has {x.size(axis)} along dim = {dim}")
-    if not _broadcasts_to(rotation.leading_shape, leading):
+    if not inputs.broadcasts_to(rotation.leading_shape, leading):
         raise ValueError(
             f"rotation has leading shape {tuple(rotation.leading_shape)}, which does not broadcast to "
             f"{tuple(leading)}, the shape {tuple(x.shape)} of x without its feature axis dim = {dim}"
         )
-    _check_device("rotation", rotation.tan, x)
+    inputs.check_device("rotation", rotation.tan, x)
     if mean is not None:
-        _check_mean("mean", mean, x, axis)
+        inputs.check_mean("mean", mean, x, axis)
     return autograd.rotate(x, mean, rotation.tan, rotation.index, rotation.seed, axis, backend=backend)
 
 
@@ -124,78 +128,50 @@ def apply_noise(
     backend: str | None,
 ) -> Tensor:
     """`rotation_out` once the strength is a law's parameter: a number, or a tensor that a schedule may change."""
-    axis = _check_features(x, dim)
+    axis = inputs.check_features(x, dim)
+    _rotation.check_features(x.size(axis), dim)
     batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim, draw)
     leading = x.shape[:axis] + x.shape[axis + 1 :]
-    if isinstance(center, Tensor):
-        _check_mean("center", center, x, axis)
-    elif center is not None:
-        strength.check_choice("center", center, ("batch",))
+    inputs.check_center(center, x, axis)
     covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
-    weight = None if mask is None else mask_weight(mask, leading)
-    together = sync and _processes() > 1
-    if not active or (x.numel() == 0 and not together):  # an empty batch still has a part in a mean over processes
+    weight = None if mask is None else inputs.mask_weight(mask, leading)
+    # An empty batch still has a part in a mean over processes.
+    if not active or (x.numel() == 0 and not (sync and inputs.processes() > 1)):
         return x
 
-    turn = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
-    tan = turn.tan
+    rotation = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
+    tan = rotation.tan
     if block_size is not None:
         spatial = x.ndim - 1 - axis
         tan = tan * _rotation.sample_blocks(tuple(leading), spatial, block_size, covered, generator, x.device)
     if weight is not None:
         tan = tan * weight
+    return turn_about(x, replace(rotation, tan=tan), axis, center, weight, sync=sync, backend=backend)
 
-    draws = (tan, turn.index, turn.seed, axis)
+
+def turn_about(
+    x: Tensor,
+    rotation: Rotation,
+    axis: int,
+    center: str | Tensor | None,
+    weight: Tensor | None = None,
+    *,
+    sync: bool,
+    backend: str | None,
+) -> Tensor:
+    """Apply a draw about a centre, all checked already; rows of weight 0 are passed through."""
+    draws = (rotation.tan, rotation.index, rotation.seed, axis)
     if not isinstance(center, str):
         rotated = autograd.rotate(x, center, *draws, backend=backend)
-    elif together:
-        mean, _ = feature_mean(x, weight, axis, sync=True)
+    elif sync and inputs.processes() > 1:
+        mean, _ = inputs.feature_mean(x, weight, axis, sync=True)
         rotated = autograd.rotate(x, mean, *draws, backend=backend)
-    elif weight is None and x.numel() == x.size(axis):
-        raise ValueError(
-            f"center='batch' needs more than one value per feature, got shape {tuple(x.shape)} with the features on "
-            f"dim = {dim}: about a mean over one value nothing would turn; use center=None or a running mean"
-        )
     else:
+        inputs.check_batch(x, weight, axis, axis)
         rotated = autograd.rotate_centred(x, weight, *draws, backend=backend)
     if weight is None:
         return rotated
     return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # whatever the padding holds
-
-
-def _processes() -> int:
-    """How many data-parallel processes there are."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1
-
-
-def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> tuple[Tensor, Tensor]:
-    """The mean of every feature over all other axes, rows weighted by ``weight`` (leading shape), and how many rows.
-
-    With ``sync`` it is taken over all data-parallel processes, and its gradient is summed over them too.
-    """
-    total = autograd.feature_sum(x, weight, axis)
-    rows = torch.full((1,), x.numel() // x.size(axis), device=x.device) if weight is None else weight.sum().view(1)
-    if sync and _processes() > 1:
-        from torch.distributed.nn.functional import all_reduce
-
-        reduced = all_reduce(torch.cat([total, rows.to(total.dtype)]))
-        total, rows = reduced[:-1], reduced[-1:]
-    return total / rows.clamp(min=1), rows
-
-
-def _check_features(x: Tensor, dim: int) -> int:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
-    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TypeError(
-            f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. x.float()"
-        )
-    if x.ndim == 0:
-        raise ValueError("x must have a feature axis, got a tensor without dimensions")
-    axis = _rotation.resolve_axis("dim", dim, x.ndim)
-    _rotation.check_features(x.size(axis), dim)
-    return axis
 
 
 def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> float:
@@ -212,35 +188,3 @@ def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -
     if spatial == 0:
         raise ValueError("block_size needs axes after the feature axis to lay blocks on; use RotationOut1d, 2d or 3d")
     return fraction
-
-
-def mask_weight(mask: Tensor, leading: torch.Size) -> Tensor:
-    """A mask as weights of rows, 1 where there are features and 0 at padding."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a boolean tensor, True where there are features, got {kind}")
-    if not _broadcasts_to(mask.shape, leading):
-        raise ValueError(
-            f"mask must broadcast to {tuple(leading)}, the shape of x without its feature axis, got {tuple(mask.shape)}"
-        )
-    return mask.to(torch.float32).expand(leading)
-
-
-def _check_mean(name: str, mean: Tensor, x: Tensor, axis: int) -> None:
-    if not isinstance(mean, Tensor) or not mean.is_floating_point():
-        kind = mean.dtype if isinstance(mean, Tensor) else type(mean).__name__
-        raise TypeError(f"{name} must be a real floating-point tensor, got {kind}")
-    shape = (*x.shape[:axis], *x.shape[axis + 1 :], x.size(axis))
-    if not _broadcasts_to(mean.shape, shape) or mean.shape[-1:] != (x.size(axis),):
-        raise ValueError(f"{name} must have shape ({x.size(axis)},) or broadcast to {shape}, got {tuple(mean.shape)}")
-    _check_device(name, mean, x)
-
-
-def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
-    if tensor.device != x.device:
-        raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move it with {name}.to({str(x.device)!r})")
-
-
-def _broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    missing = len(target) - len(shape)
-    return missing >= 0 and all(n in (1, m) for n, m in zip(shape, target[missing:], strict=True))

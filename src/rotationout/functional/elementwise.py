@@ -1,0 +1,139 @@
+"""Noises that multiply every element by a random number of its own: x̃ = m + μ·(x − m) with E μ = 1 and Var μ = λ.
+
+m is the origin or the mean of every feature. About the mean, the variance of the noise no longer depends on it: the
+"centred" Dropout-a and Dropout-b of section 3.2 (label 118), for every noise here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import strength
+from ..rotation import random_source
+from . import inputs
+
+__all__ = ["centred_dropout", "gaussian_dropout", "multiply", "uout"]
+
+
+def gaussian_dropout(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    dim: int = -1,
+    center: str | Tensor | None = None,
+    mask: Tensor | None = None,
+    sync: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Multiply every element by 1 + σ·N(0, 1) (Wang and Manning 2013; Srivastava et al. 2014, section 10).
+
+    σ² = λ = p / (1 − p), the variance of Dropout's multiplier. The identity if ``training`` is false or ``p`` is 0.
+
+    Args:
+        x: features, fp16, bf16, fp32 or fp64.
+        p: drop probability of the Dropout it is matched to.
+        training: apply the noise.
+        dim: the feature axis: 1 for maps (N, C, H, W), −1 for vectors and tokens. Without a centre it does not matter.
+        center: the point about which features are multiplied: None, the origin; ``"batch"``, the mean of every feature
+            over all other axes, inside the graph; or a tensor, a mean of shape (D,). A batch mean couples the examples
+            of a batch.
+        mask: True where there are features and False at padding, broadcast to the shape of ``x`` without ``dim``.
+            Padding is passed through and takes no part in a batch mean.
+        sync: take the batch mean over all data-parallel processes.
+        generator: where the random numbers come from; torch's default generator if not given.
+    """
+    scale, active = _scale("gaussian", p, training)
+    return multiply(x, "gaussian", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
+
+
+def uout(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    dim: int = -1,
+    center: str | Tensor | None = None,
+    mask: Tensor | None = None,
+    sync: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Multiply every element by 1 + Unif(−β, β) (Li et al. 2019, "Uout"), β² / 3 = λ = p / (1 − p).
+
+    β is at most 1, and no sign is turned, up to p = 0.25. The arguments are those of `gaussian_dropout`.
+    """
+    scale, active = _scale("uout", p, training)
+    return multiply(x, "uout", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
+
+
+def centred_dropout(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    dim: int = -1,
+    center: str | Tensor = "batch",
+    mask: Tensor | None = None,
+    sync: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Replace elements by the mean of their feature, with probability ``p``, and stretch the others from it.
+
+    x̃ = m + (x − m)·Bernoulli(1 − p) / (1 − p), Dropout of the zero-centred features. The arguments are those of
+    `gaussian_dropout`; about the origin this is `torch.nn.functional.dropout`.
+    """
+    if center is None:
+        raise ValueError("center must be 'batch' or a mean; about the origin this is torch.nn.functional.dropout")
+    scale, active = _scale("dropout", p, training)
+    return multiply(x, "dropout", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
+
+
+def _scale(kind: str, p: float, training: bool) -> tuple[float, bool]:
+    rate = strength.check_rate(p)
+    return strength.from_lam(kind, strength.to_lam("dropout", rate)), training and rate > 0.0
+
+
+def multiply(
+    x: Tensor,
+    kind: str,
+    scale: float | Tensor,
+    active: bool,
+    *,
+    dim: int,
+    center: str | Tensor | None,
+    mask: Tensor | None,
+    sync: bool,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """All of the above once the strength is the parameter of ``kind``: a number, or a tensor a schedule may change."""
+    axis = inputs.check_features(x, dim)
+    inputs.check_center(center, x, axis)
+    weight = None if mask is None else inputs.mask_weight(mask, x.shape[:axis] + x.shape[axis + 1 :])
+    together = sync and inputs.processes() > 1
+    if not active or (x.numel() == 0 and not together):  # an empty batch still has a part in a mean over processes
+        return x
+
+    mean = center
+    if isinstance(mean, str):
+        if not together:
+            inputs.check_batch(x, weight, axis, dim)
+        mean, _ = inputs.feature_mean(x, weight, axis, sync=sync)
+    if mean is not None:  # at least fp32, and with it all that follows; x itself is rounded once
+        mean = mean.to(torch.promote_types(x.dtype, torch.float32))
+        mean = mean.view(*(1,) * (x.ndim - mean.ndim), *mean.shape).movedim(-1, axis)
+    centred = x if mean is None else x - mean
+
+    # For backward autograd keeps the multiplier alone, a byte for each element of Dropout's.
+    sample = torch.randn_like if kind == "gaussian" else torch.rand_like
+    drawn = sample(x, dtype=torch.float32, **random_source(generator, x.device))
+    if kind == "dropout":
+        kept = torch.where(drawn >= scale, centred, 0.0) / (1 - scale)
+        noisy = kept if mean is None else mean + kept
+    else:
+        unit = drawn if kind == "gaussian" else 2 * drawn - 1
+        noisy = torch.addcmul(x, (unit * scale).to(x.dtype), centred)
+    noisy = noisy.to(x.dtype)
+    if weight is None:
+        return noisy
+    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), noisy, x)  # whatever the padding holds

@@ -1,0 +1,107 @@
+"""What a noise may be given: features, a mask, a mean. Each check says what would be right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import rotation, strength
+from ..kernels.autograd import feature_sum
+
+__all__ = [
+    "broadcasts_to",
+    "check_batch",
+    "check_center",
+    "check_device",
+    "check_features",
+    "check_mean",
+    "feature_mean",
+    "mask_weight",
+    "processes",
+]
+
+
+def check_features(x: Tensor, dim: int) -> int:
+    """The feature axis of ``x`` counted from the front, if it is a floating-point tensor that has one."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(
+            f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. x.float()"
+        )
+    if x.ndim == 0:
+        raise ValueError("x must have a feature axis, got a tensor without dimensions")
+    return rotation.resolve_axis("dim", dim, x.ndim)
+
+
+def check_center(center: str | Tensor | None, x: Tensor, axis: int) -> None:
+    """A centre is None, ``"batch"`` or a mean that fits ``x``."""
+    if isinstance(center, Tensor):
+        check_mean("center", center, x, axis)
+    elif center is not None:
+        strength.check_choice("center", center, ("batch",))
+
+
+def check_mean(name: str, mean: Tensor, x: Tensor, axis: int) -> None:
+    """A mean has a value for every feature of ``x``, on its last axis."""
+    if not isinstance(mean, Tensor) or not mean.is_floating_point():
+        kind = mean.dtype if isinstance(mean, Tensor) else type(mean).__name__
+        raise TypeError(f"{name} must be a real floating-point tensor, got {kind}")
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :], x.size(axis))
+    if not broadcasts_to(mean.shape, shape) or mean.shape[-1:] != (x.size(axis),):
+        raise ValueError(f"{name} must have shape ({x.size(axis)},) or broadcast to {shape}, got {tuple(mean.shape)}")
+    check_device(name, mean, x)
+
+
+def check_device(name: str, tensor: Tensor, x: Tensor) -> None:
+    """``tensor`` lives where ``x`` does."""
+    if tensor.device != x.device:
+        raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move it with {name}.to({str(x.device)!r})")
+
+
+def check_batch(x: Tensor, weight: Tensor | None, axis: int, dim: int) -> None:
+    """A batch mean needs two values: about a mean over one there is nothing to disturb. Masked rows go uncounted."""
+    if weight is None and x.numel() == x.size(axis):
+        raise ValueError(
+            f"center='batch' needs more than one value per feature, got shape {tuple(x.shape)} with the features on "
+            f"dim = {dim}: about a mean over one value there would be no noise; use center=None or a running mean"
+        )
+
+
+def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a tensor of the one shape can be expanded to the other."""
+    missing = len(target) - len(shape)
+    return missing >= 0 and all(n in (1, m) for n, m in zip(shape, target[missing:], strict=True))
+
+
+def mask_weight(mask: Tensor, leading: torch.Size) -> Tensor:
+    """A mask as weights of rows, 1 where there are features and 0 at padding."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a boolean tensor, True where there are features, got {kind}")
+    if not broadcasts_to(mask.shape, leading):
+        raise ValueError(
+            f"mask must broadcast to {tuple(leading)}, the shape of x without its feature axis, got {tuple(mask.shape)}"
+        )
+    return mask.to(torch.float32).expand(leading)
+
+
+def processes() -> int:
+    """How many data-parallel processes there are."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1
+
+
+def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> tuple[Tensor, Tensor]:
+    """The mean of every feature over all other axes, rows weighted by ``weight`` (leading shape), and how many rows.
+
+    With ``sync`` it is taken over all data-parallel processes, and its gradient is summed over them too.
+    """
+    total = feature_sum(x, weight, axis)
+    rows = torch.full((1,), x.numel() // x.size(axis), device=x.device) if weight is None else weight.sum().view(1)
+    if sync and processes() > 1:
+        from torch.distributed.nn.functional import all_reduce
+
+        reduced = all_reduce(torch.cat([total, rows.to(total.dtype)]))
+        total, rows = reduced[:-1], reduced[-1:]
+    return total / rows.clamp(min=1), rows

@@ -1,0 +1,158 @@
+"""What the layers share: a strength that can be changed at any time, and the mean about which they disturb features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from .. import strength
+from ..functional.inputs import feature_mean, mask_weight
+
+__all__ = ["CentredNoise", "Noise"]
+
+
+class Noise(_DropoutNd):
+    """A layer with a strength. A dropout layer to torch, so that tools which look for those find it.
+
+    ``_scale``, a number on the device, is the noise's own parameter; ``_active`` is false at p = 0, when there is
+    nothing to do.
+
+    Args:
+        p: drop probability of the Dropout it is matched to.
+        kind: whose parameter ``_scale`` is, one of `rotationout.strength.KINDS`.
+    """
+
+    _scale: Tensor
+
+    def __init__(self, p: float, kind: str) -> None:
+        nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a place for it
+        self.inplace = False
+        self._kind = kind
+        with torch.inference_mode(False):  # a number to be changed, wherever the layer is made
+            self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
+        self.p = p
+
+    @property
+    def p(self) -> float:
+        """The drop probability of the Dropout this noise is matched to.
+
+        Setting it changes a number on the device too, not the graph: a compiled or captured model follows a schedule
+        without recompiling, except once when p becomes zero or ceases to be.
+        """
+        return self._p
+
+    @p.setter
+    def p(self, value: float) -> None:
+        rate = strength.check_rate(value)
+        scale = self._parameter(rate)
+        self._p, self._active = rate, rate > 0.0
+        self._scale.fill_(scale)
+
+    def _parameter(self, rate: float) -> float:
+        """The noise's own parameter at p = ``rate``."""
+        return strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # The strength is fp32 whatever the model is cast to, and known even if the model came from the meta device.
+        with torch.inference_mode(False):
+            self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
+        self.p = self._p
+        return self
+
+    def extra_repr(self) -> str:
+        """What the layer says of itself."""
+        return f"p={self.p:g}"
+
+
+class CentredNoise(Noise):
+    """A noise that may disturb x − m, the features about a mean, instead of the features themselves.
+
+    Subclasses say where the features are (`_axes`) and what the noise does (`_disturb`); choosing the mean, and keeping
+    a running one, is done here.
+
+    Args:
+        p: drop probability of the Dropout it is matched to.
+        kind: one of `rotationout.strength.KINDS`.
+        center: None, ``"batch"`` or ``"running"``.
+        num_features: the size of the feature axis, for ``center="running"``.
+        momentum: how much a new batch counts in the running mean.
+        sync: take means over all data-parallel processes.
+    """
+
+    _fewest_features = 1
+    running_mean: Tensor | None
+
+    def __init__(
+        self,
+        p: float,
+        kind: str,
+        *,
+        center: str | None = None,
+        num_features: int | None = None,
+        momentum: float = 0.1,
+        sync: bool = False,
+    ) -> None:
+        super().__init__(p, kind)
+        self.center = center if center is None else strength.check_choice("center", center, ("batch", "running"))
+        self.sync = sync
+        if sync and center is None:
+            raise ValueError("sync=True takes means over processes, but center=None takes no mean")
+        if num_features is not None and center != "running":
+            raise ValueError(f"num_features is for center='running', got it with center={center!r}")
+        self.momentum = strength.check_number("momentum", momentum)
+        if not 0.0 < self.momentum <= 1.0:
+            raise ValueError(f"momentum must be in (0, 1], got {self.momentum!r}")
+        if center != "running":
+            self.running_mean = None
+            return
+        fewest = self._fewest_features
+        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < fewest:
+            raise ValueError(
+                f"center='running' needs num_features, the size of the feature axis, at least {fewest}, "
+                f"got {num_features!r}"
+            )
+        self.register_buffer("running_mean", torch.zeros(num_features))
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""
+        raise NotImplementedError
+
+    def _disturb(
+        self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
+    ) -> Tensor:
+        """The noise itself, about a mean that is given as a tensor, to be taken from the batch, or absent."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Disturb ``input`` while training; padding, where ``mask`` is False, is left alone."""
+        if not self.training:
+            return input
+        if not isinstance(input, Tensor) or input.ndim == 0:
+            raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {input!r}")
+        dim, batch_dim = self._axes(input)
+        output = self._disturb(input, self._center(input, dim), mask, dim, batch_dim)
+        self._track_mean(input, mask, dim)
+        return output
+
+    def _center(self, x: Tensor, dim: int) -> str | Tensor | None:
+        """The point to disturb features about, as `_disturb` takes it."""
+        if self.running_mean is None:
+            return self.center
+        if x.size(dim) != self.running_mean.numel():
+            raise ValueError(f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)}")
+        # A copy, the mean as it was before this batch: no example sees another.
+        return self.running_mean.clone() if self._active else None
+
+    def _track_mean(self, x: Tensor, mask: Tensor | None, dim: int) -> None:
+        """Bring the running mean up to date, if there is one."""
+        if self.running_mean is None:
+            return
+        weight = None if mask is None else mask_weight(mask, x.shape[:dim] + x.shape[dim + 1 :])
+        mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
+        kept = self.running_mean.dtype
+        self.running_mean.lerp_(mean.to(kept), self.momentum * (rows > 0).to(kept))  # nothing seen, nothing learned

@@ -1,0 +1,114 @@
+"""Gaussian dropout, Uout and Dropout about a mean as layers; the work is in `rotationout.functional`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..functional.elementwise import multiply
+from ..rotation import resolve_axis
+from .base import CentredNoise
+
+__all__ = ["CentredDropout", "GaussianDropout", "Uout"]
+
+
+class _Elementwise(CentredNoise):
+    """What they share: a multiplier for every element."""
+
+    _multiplier: str
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        *,
+        center: str | None = None,
+        dim: int = -1,
+        num_features: int | None = None,
+        momentum: float = 0.1,
+        sync: bool = False,
+    ) -> None:
+        super().__init__(p, self._multiplier, center=center, num_features=num_features, momentum=momentum, sync=sync)
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise TypeError(f"dim must be an integer, the feature axis, got {type(dim).__name__} {dim!r}")
+        self.dim = dim
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        return resolve_axis("dim", self.dim, x.ndim), None
+
+    def _disturb(
+        self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
+    ) -> Tensor:
+        return multiply(
+            x,
+            self._multiplier,
+            self._scale,
+            self._active,
+            dim=dim,
+            center=center,
+            mask=mask,
+            sync=self.sync,
+            generator=None,
+        )
+
+    def extra_repr(self) -> str:
+        where = "" if self.center is None else f", center={self.center}, dim={self.dim}"
+        return super().extra_repr() + where
+
+
+class GaussianDropout(_Elementwise):
+    """Multiplies every element by 1 + σ·N(0, 1), σ² = λ = p / (1 − p); see `rotationout.functional.gaussian_dropout`.
+
+    The identity in eval mode and at p = 0.
+
+    Args:
+        p: drop probability of the Dropout it is matched to.
+        center: the point about which features are multiplied: None, the origin; ``"batch"``, the mean of every feature
+            over all other axes, inside the graph; or ``"running"``, an exponential mean of past batches, saved with
+            the model. A running mean does not go with activation checkpointing, whose second forward pass would see the
+            mean already updated.
+        dim: the feature axis: 1 for maps (N, C, H, W), −1 for vectors and tokens. Without a centre it does not matter.
+        num_features: the size of the feature axis, for ``center="running"``.
+        momentum: how much a new batch counts in the running mean.
+        sync: take means over all data-parallel processes.
+
+    >>> GaussianDropout(0.2, center="batch", dim=1)
+    GaussianDropout(p=0.2, center=batch, dim=1)
+    """
+
+    _multiplier = "gaussian"
+
+
+class Uout(_Elementwise):
+    """Multiplies every element by 1 + Unif(−β, β), β² / 3 = λ = p / (1 − p); see `rotationout.functional.uout`.
+
+    The identity in eval mode and at p = 0. The arguments are those of `GaussianDropout`.
+    """
+
+    _multiplier = "uout"
+
+
+class CentredDropout(_Elementwise):
+    """Dropout of the zero-centred features, x̃ = m + Dropout(x − m); see `rotationout.functional.centred_dropout`.
+
+    The paper's centred Dropout-a before BatchNorm, Dropout-b before a weight layer (section 3.2). The variance of the
+    noise is λ·(x − m)² with λ = p / (1 − p). The identity in eval mode and at p = 0; about the origin it is
+    `torch.nn.Dropout`. The arguments are those of `GaussianDropout`.
+
+    >>> CentredDropout(0.5, dim=1)
+    CentredDropout(p=0.5, center=batch, dim=1)
+    """
+
+    _multiplier = "dropout"
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        *,
+        center: str = "batch",
+        dim: int = -1,
+        num_features: int | None = None,
+        momentum: float = 0.1,
+        sync: bool = False,
+    ) -> None:
+        if center is None:
+            raise ValueError("center must be 'batch' or 'running'; about the origin this is torch.nn.Dropout")
+        super().__init__(p, center=center, dim=dim, num_features=num_features, momentum=momentum, sync=sync)

@@ -1,0 +1,121 @@
+"""RotationOut and Dropout for sequences, as layers.
+
+Noise that is drawn anew at every time step keeps a recurrent network from remembering (Zaremba et al. 2014; Gal and
+Ghahramani 2016). These hold the direction of their rotation, or their mask, for a whole sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from ..functional.inputs import check_features
+from ..functional.packed import check_packed, with_rows
+from ..functional.rotation import turn_about
+from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
+from ..rotation import Draw
+from .base import Noise
+from .rotation import _Preset, _RotationOutNd
+
+__all__ = ["LockedDropout", "RotationOutSequence"]
+
+
+_SEQUENCES = {
+    "default": _Preset(Draw(pairing_per="example", side="one"), center=None),
+    "paper": _Preset(Draw(pairing_per="example", side="one", law="uniform_angle"), center="batch"),
+    "authors": _Preset(Draw(pairing_per="batch", angle_per="example"), center="batch"),
+}
+
+
+class RotationOutSequence(_RotationOutNd):
+    """RotationOut for sequences of features: (T, N, C), a single (T, C), or packed (label eq13).
+
+    By default every sequence has a random pairing of its own, held over time, and every time step a one-sided angle: a
+    sequence turns in one direction, by different angles, about the origin. Of a packed batch nothing but its rows is
+    turned or averaged; its noise is that of the same batch padded. The identity in eval mode and at p = 0.
+
+    Args:
+        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        batch_first: tensors are (N, T, C) instead of (T, N, C).
+        choices: ``preset``, ``center`` and the others of `RotationOut`, where a row is a time step and an example a
+            sequence. A batch mean lets a time step see later ones; it takes padding in, unless there is a ``mask`` or
+            the sequences are packed.
+
+    >>> RotationOutSequence(p=0.2, batch_first=True)
+    RotationOutSequence(p=0.2, permutation per example, gaussian_tan per row, one-sided, center=None,
+        batch_first=True)
+    """
+
+    _presets = _SEQUENCES
+
+    def __init__(self, p: float = 0.5, *, batch_first: bool = False, **choices: Any) -> None:
+        super().__init__(p, **choices)
+        self.batch_first = _check_flag(batch_first)
+
+    @overload
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
+    @overload
+    def forward(self, input: PackedSequence, mask: Tensor | None = None) -> PackedSequence: ...
+    def forward(self, input: Tensor | PackedSequence, mask: Tensor | None = None) -> Tensor | PackedSequence:
+        """Turn ``input`` while training; padding, where ``mask`` is False, is left alone."""
+        if not isinstance(input, PackedSequence):
+            return super().forward(input, mask)
+        if not self.training:
+            return input
+        if mask is not None:
+            raise ValueError("mask marks padding, of which a packed sequence has none; leave it out")
+        check_packed(input)
+        rows = input.data
+        check_features(rows, -1)
+        center = self._center(rows, 1)
+        turned = rows
+        if self._active:
+            rotation = sample_packed(input, self._scale, self.draw, batch_first=self.batch_first)
+            turned = turn_about(rows, rotation, 1, center, sync=self.sync, backend=self.backend)
+        self._track_mean(rows, None, 1)
+        return with_rows(input, turned)
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        return x.ndim - 1, sequence_axis(x, self.batch_first)
+
+    def extra_repr(self) -> str:
+        """What the layer says of itself."""
+        return f"{super().extra_repr()}, batch_first={self.batch_first}"
+
+
+class LockedDropout(Noise):
+    """Dropout with one mask for all time steps of a sequence; see `rotationout.functional.locked_dropout`.
+
+    The variance of its multiplier is that of `torch.nn.Dropout`, λ = p / (1 − p). The identity in eval mode and at
+    p = 0.
+
+    Args:
+        p: drop probability.
+        batch_first: tensors are (N, T, C) instead of (T, N, C).
+
+    >>> import torch
+    >>> LockedDropout(0.5)(torch.ones(5, 2, 4)).unique(dim=0).shape  # all time steps are alike
+    torch.Size([1, 2, 4])
+    """
+
+    def __init__(self, p: float = 0.5, *, batch_first: bool = False) -> None:
+        super().__init__(p, "dropout")
+        self.batch_first = _check_flag(batch_first)
+
+    def forward(self, input: Sequences) -> Sequences:
+        """Drop features of ``input``, (T, N, C), (T, C) or packed, while training."""
+        if not self.training:
+            return input
+        return lock(input, self._scale, self._active, batch_first=self.batch_first, generator=None)
+
+    def extra_repr(self) -> str:
+        """What the layer says of itself."""
+        return f"{super().extra_repr()}, batch_first={self.batch_first}"
+
+
+def _check_flag(batch_first: bool) -> bool:
+    if not isinstance(batch_first, bool):
+        raise TypeError(f"batch_first must be True for (N, T, C) or False for (T, N, C), got {batch_first!r}")
+    return batch_first

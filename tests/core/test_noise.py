@@ -1,0 +1,139 @@
+"""Every noise of the registry through one battery, against what is claimed of it in `noise_cases.py`.
+
+Statistical comparisons raise a false alarm with probability at most 1e-6 over seeds (and none for the fixed seed).
+"""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tests.core.noise_cases import CASES, TORCHVISION, Case, parameters
+from tests.core.test_statistics import chi2_limit, chi2_of_mean
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import rotationout as ro
+from rotationout.nn.base import Noise
+from rotationout.registry import KINDS
+
+every_noise = pytest.mark.parametrize(("kind", "case"), parameters())
+
+
+def make(kind: str, case: Case, p: float | None = None) -> nn.Module:
+    return ro.noise(kind, case.p if p is None else p, **case.options())
+
+
+def features(case: Case, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(case.shape, dtype=torch.float64).to(dtype) + 0.5
+
+
+def seeded(case: Case, module: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(11)
+    return case.call(module, x)
+
+
+def sampled(kind: str, case: Case, x: Tensor) -> Tensor:
+    """Many outputs for one input, a row each."""
+    module = make(kind, case)
+    case.call(module, x)  # a running mean has now seen x
+    if kind in TORCHVISION or not case.transforms:  # they cannot be vmapped; a bias shows soon
+        calls = range(4000 if KINDS[kind].unbiased else 400)
+        return torch.stack([case.call(module, x).detach() for _ in calls]).flatten(1)
+    return torch.vmap(lambda _: case.call(module, x), randomness="different")(torch.empty(4000)).flatten(1)
+
+
+def test_every_kind_has_a_case() -> None:
+    assert set(CASES) == set(KINDS), "say in noise_cases.py what is claimed of a new kind"
+
+
+@every_noise
+def test_no_noise_in_eval_mode_and_at_p_0(kind: str, case: Case) -> None:
+    x = features(case)
+    module = make(kind, case)
+    assert kind == "none" or not torch.allclose(case.call(module, x), case.still(x))
+    for y in (case.call(module.eval(), x), case.call(make(kind, case, p=0.0), x)):
+        assert torch.equal(y, case.still(x))
+
+
+@every_noise
+def test_mean_and_variance(kind: str, case: Case) -> None:
+    x = features(case)
+    lam = case.p / (1 - case.p)
+    outputs, still = sampled(kind, case, x), case.still(x).flatten()
+    if KINDS[kind].unbiased:
+        statistic, degrees = chi2_of_mean(outputs, still)
+        assert statistic < chi2_limit(max(degrees, 1)), "E[x̃ | x] is not x"
+    else:
+        error = outputs.std(0) / len(outputs) ** 0.5
+        assert ((outputs.mean(0) - still).abs() > 10 * error).any(), "E[x̃ | x] is x, though it is not claimed"
+    if case.variance is None:
+        assert not KINDS[kind].matched, "a noise whose strength is matched has a known variance"
+        return
+    variance = lam * case.share * case.variance(case.about(x))
+    statistic, degrees = chi2_of_mean((outputs - still) ** 2, variance.flatten())
+    assert statistic < chi2_limit(max(degrees, 1)), "Var[x̃ | x] is not what is claimed"
+    if KINDS[kind].matched:
+        torch.testing.assert_close(variance.sum(), lam * case.share * case.about(x).square().sum())
+
+
+@every_noise
+def test_gradients_on_a_fixed_draw(kind: str, case: Case) -> None:
+    module, x = make(kind, case).double(), features(case, torch.float64).requires_grad_()
+    if getattr(module, "running_mean", None) is not None:
+        module.momentum = 1e-300  # the mean about which x is disturbed is not a function of x
+
+    def fixed(x: Tensor) -> Tensor:
+        return seeded(case, module, x)
+
+    assert gradcheck(fixed, x, fast_mode=True, raise_exception=False) == case.derivative
+    assert gradgradcheck(fixed, x, fast_mode=True)
+
+
+@every_noise
+def test_state_dicts_copies_and_pickles(kind: str, case: Case) -> None:
+    x = features(case)
+    module = make(kind, case)
+    case.call(module, x + 1)
+    twin = make(kind, case)
+    twin.load_state_dict(module.state_dict())
+    twins = [twin, copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    expected = seeded(case, module, x)
+    for twin in twins:
+        assert torch.equal(seeded(case, twin, x), expected)
+        assert repr(twin) == repr(module)
+
+
+@every_noise
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(kind: str, case: Case, dtype: torch.dtype) -> None:
+    """Output and gradient in the input's precision, the same noise as in fp64 within a few roundings."""
+    x = features(case, dtype)
+    results = []
+    for precise in (x.double(), x):
+        module = make(kind, case).to(precise.dtype)
+        leaf = precise.clone().requires_grad_()
+        y = seeded(case, module, leaf)
+        (gradient,) = torch.autograd.grad(y.sum(), leaf)
+        results.append((y, gradient))
+    for exact, ours in zip(*results, strict=True):
+        assert ours.dtype == dtype
+        error = 6 * torch.finfo(dtype).eps * exact.abs().max().item()
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=error)
+
+
+@every_noise
+def test_a_schedule_changes_the_noise_and_is_noise_knows_it(kind: str, case: Case) -> None:
+    module, x = make(kind, case), features(case)
+    assert ro.registry.is_noise(module) == (kind != "none")
+    if kind == "none":
+        return
+    assert module.p == case.p
+    module.p = 0.0
+    torch.testing.assert_close(case.call(module, x), case.still(x))
+    module.p = 0.2
+    assert not torch.allclose(case.call(module, x), case.still(x))
+    if isinstance(module, Noise):
+        assert module._scale.dtype == torch.float32
+        with pytest.raises(ValueError, match="p is a drop probability"):
+            module.p = 1.0

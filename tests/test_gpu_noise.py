@@ -1,0 +1,66 @@
+"""Every noise of the registry on a GPU: strength, gradients, and one captured graph for a whole schedule."""
+
+import math
+
+import pytest
+import torch
+from tests.core.noise_cases import Case, parameters
+
+import rotationout as ro
+from rotationout.nn.base import Noise
+from rotationout.registry import KINDS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = "cuda"
+every_noise = pytest.mark.parametrize(("kind", "case"), parameters())
+
+
+@every_noise
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_noise_on_the_device(kind: str, case: Case, dtype: torch.dtype) -> None:
+    """Quiet in eval mode, a gradient in training, and of matched noises E|x̃ − x|² = λ·|x − m|² (z below 4.9)."""
+    module = ro.noise(kind, case.p, **case.options()).to(DEVICE, dtype)
+    x = torch.randn(case.shape).to(DEVICE, dtype).requires_grad_()
+    y = case.call(module, x)
+    assert (y.device, y.dtype) == (x.device, dtype)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.isfinite(gradient).all()
+    if KINDS[kind].matched:
+        exact, wide = x.detach().double(), x.detach().float()  # noise in fp32: bf16 adds its roundings
+        module.to(torch.float32)
+        energies = torch.stack([(case.call(module, wide) - exact).square().sum() for _ in range(1000)])
+        expected = case.p / (1 - case.p) * case.share * case.about(exact).square().sum()
+        assert abs((energies.mean() - expected) / energies.std()) < 4.9 / math.sqrt(len(energies))
+    still = case.still(x.detach().float().cpu()).to(DEVICE, dtype)
+    torch.testing.assert_close(case.call(module.to(dtype).eval(), x.detach()), still)
+
+
+@every_noise
+def test_a_captured_graph_gives_fresh_noise_and_follows_a_schedule(kind: str, case: Case) -> None:
+    module = ro.noise(kind, 0.24, **case.options()).to(DEVICE)
+    if not isinstance(module, Noise) or not case.transforms:
+        pytest.skip("not a layer of ours, or made of torch's recurrent modules")
+    x = torch.randn(case.shape, device=DEVICE, requires_grad=True)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(case.call(module, x).sum(), x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = case.call(module, x)
+        torch.autograd.grad(y.sum(), x)
+    energies = []
+    for p in (0.24, 0.05):
+        module.p = p
+        outputs = []
+        for _ in range(40):
+            graph.replay()
+            outputs.append(y.detach().clone())
+        assert any(not torch.equal(output, outputs[0]) for output in outputs), "every replay draws anew"
+        energies.append(sum((output - case.still(x.detach())).square().sum().item() for output in outputs))
+    assert energies[1] < energies[0]
