@@ -7,15 +7,11 @@ write, the least any out-of-place layer can do. Written as JSON under benchmarks
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor, nn
 from triton.testing import do_bench
 
@@ -23,6 +19,7 @@ import rotationout as ro
 
 from .noises import Noise, authors_formula, gaussian_dropout
 from .ops import bytes_kept
+from .records import RESULTS, write
 
 P = 0.2
 SHAPES: list[tuple[torch.dtype, tuple[int, ...], bool]] = [
@@ -154,28 +151,13 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
     options = parser.parse_args()
     rows = [row for case in SHAPES for row in run(case, measure)]
     rows += [row for case in SMALL for row in run(case, measure_captured)]
     show(rows)
-    commit = (
-        options.commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    )
-    name = torch.cuda.get_device_name().replace(" ", "-").lower()
-    record = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "commit": commit,
-        "p": P,
-        "rows": rows,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"ops_{name}_torch-{torch.__version__.split('+')[0]}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path = write(options.out, "ops", options.commit, {"p": P, "rows": rows})
     print(f"\nwritten to {path}")
 
 

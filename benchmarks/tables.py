@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from .records import RESULTS
 
 GPU_COLUMNS = (
     ("nn.Dropout", ["nn.Dropout"]),

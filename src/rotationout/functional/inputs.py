@@ -92,14 +92,18 @@ def processes() -> int:
     return torch.distributed.get_world_size() if distributed else 1
 
 
-def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> tuple[Tensor, Tensor]:
+def feature_mean(x: Tensor, weight: Tensor | None, axis: int, *, sync: bool) -> tuple[Tensor, Tensor | int]:
     """The mean of every feature over all other axes, rows weighted by ``weight`` (leading shape), and how many rows.
 
     With ``sync`` it is taken over all data-parallel processes, and its gradient is summed over them too.
     """
     total = feature_sum(x, weight, axis)
-    rows = torch.full((1,), x.numel() // x.size(axis), device=x.device) if weight is None else weight.sum().view(1)
-    if sync and processes() > 1:
+    together = sync and processes() > 1
+    count = x.numel() // x.size(axis)
+    if weight is None and not together:
+        return total / max(count, 1), count
+    rows = torch.full((1,), count, device=x.device) if weight is None else weight.sum().view(1)
+    if together:
         from torch.distributed.nn.functional import all_reduce
 
         reduced = all_reduce(torch.cat([total, rows.to(total.dtype)]))

@@ -146,7 +146,9 @@ def apply_noise(
         tan = tan * _rotation.sample_blocks(tuple(leading), spatial, block_size, covered, generator, x.device)
     if weight is not None:
         tan = tan * weight
-    return turn_about(x, replace(rotation, tan=tan), axis, center, weight, sync=sync, backend=backend)
+    if tan is not rotation.tan:
+        rotation = replace(rotation, tan=tan)
+    return turn_about(x, rotation, axis, center, weight, sync=sync, backend=backend)
 
 
 def turn_about(
