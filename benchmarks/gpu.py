@@ -71,7 +71,7 @@ def features_of(dtype: torch.dtype, shape: tuple[int, ...], channels_last: bool)
 
 def quantiles(action: Callable[[], Any]) -> list[float]:
     """Median, 20th and 80th percentile in µs."""
-    return [1e3 * value for value in do_bench(action, warmup=20, rep=80, quantiles=[0.5, 0.2, 0.8])]
+    return [1e3 * value for value in do_bench(action, warmup=15, rep=50, quantiles=[0.5, 0.2, 0.8])]
 
 
 def measure(noise: Noise, x: Tensor) -> dict[str, Any]:

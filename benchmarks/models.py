@@ -1,9 +1,9 @@
 """What a noise costs a whole network on a GPU: ``python -m benchmarks.models``.
 
 A training step of ResNet-50 (bf16, channels_last, noise before every 3×3 convolution of the last two stages), of a
-transformer block (noise on its three hidden states) and of conv–BN–ReLU–noise–conv, eager and compiled. For the last one
-torch.compile is also given the plain expression to fuse, against calling the kernels. Variants take turns, a few steps
-each; medians with the 20th and 80th percentile in ms. Written as JSON under benchmarks/results/, named by GPU and torch.
+transformer block (noise on its three hidden states) and of conv–BN–ReLU–noise–conv, eager and compiled. For the last
+torch.compile is also given the plain expression to fuse, against calling the kernels. Variants take turns, a few
+steps each; medians with the 20th and 80th percentile in ms. Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def resnet50(noise: Callable[[], nn.Module] | None) -> nn.Module:
     """ResNet-50 with a noise before every 3×3 convolution of its last two stages."""
     from torchvision.models import resnet50 as plain
 
-    model = plain()
+    model: nn.Module = plain()
     if noise is not None:
-        for block in [*model.layer3, *model.layer4]:
-            block.conv2 = nn.Sequential(noise(), block.conv2)
+        for stage in (model.layer3, model.layer4):
+            for bottleneck in stage.children():
+                bottleneck.conv2 = nn.Sequential(noise(), bottleneck.conv2)
     return model
 
 
@@ -40,7 +41,8 @@ def transformer(noise: Callable[[], nn.Module] | None) -> nn.Module:
     """A pre-norm transformer block with a noise on its three hidden states; none on the attention weights."""
     block = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, norm_first=True)
     if noise is not None:
-        block.dropout, block.dropout1, block.dropout2 = noise(), noise(), noise()
+        for name in ("dropout", "dropout1", "dropout2"):
+            setattr(block, name, noise())
     return block
 
 
