@@ -31,9 +31,9 @@ def resnet50(noise: Callable[[], nn.Module] | None) -> nn.Module:
 
     model: nn.Module = plain()
     if noise is not None:
-        for stage in (model.layer3, model.layer4):
-            for bottleneck in stage.children():
-                bottleneck.conv2 = nn.Sequential(noise(), bottleneck.conv2)
+        for stage in ("layer3", "layer4"):
+            for bottleneck in model.get_submodule(stage).children():
+                bottleneck.conv2 = nn.Sequential(noise(), bottleneck.get_submodule("conv2"))
     return model
 
 
