@@ -96,7 +96,7 @@ def sequences(size: Size, dtype: torch.dtype, device: str, *, packed: bool) -> T
 
 def cudnn_calls(network: nn.Module, x: Tensor | PackedSequence) -> int:
     """How many layers cuDNN runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         network(x)
     return sum(event.name == "aten::_cudnn_rnn" for event in profile.events())
 
