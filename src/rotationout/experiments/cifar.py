@@ -1,0 +1,121 @@
+"""CIFAR-100 (Krizhevsky 2009) in its standard layout, held on one device, and its usual augmentation done there."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["MEAN", "STD", "Images", "augment", "load", "normalize"]
+
+CLASSES, SIZE, PADDING = 100, 32, 4
+COUNTS = {"train": 50_000, "test": 10_000}
+MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+"""Of the training pixels, per channel, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (N, 3, 32, 32), uint8, and their labels (N,), int64."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same images on another device."""
+        return Images(self.pixels.to(device), self.labels.to(device))
+
+    def split(self, held_out: int, seed: int) -> tuple[Images, Images]:
+        """All but ``held_out`` of the images, and those: the same ones for every seed of a run that passes this one."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        kept, held = order[held_out:], order[:held_out]
+        return Images(self.pixels[kept], self.labels[kept]), Images(self.pixels[held], self.labels[held])
+
+
+def load(root: Path | str, split: str) -> Images:
+    """The ``"train"`` or ``"test"`` images under ``root``, the folder that holds ``cifar-100-python/`` (or is it).
+
+    The files are pickles; they are read by an unpickler that knows arrays and plain types only.
+    """
+    folder = Path(root)
+    folder = folder if folder.name == "cifar-100-python" else folder / "cifar-100-python"
+    path = folder / split
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist; give the folder that holds cifar-100-python/{{train,test}}, as unpacked from "
+            "cifar-100-python.tar.gz"
+        )
+    try:
+        with path.open("rb") as file:
+            content = _Plain(file, encoding="latin1").load()
+        pixels = torch.as_tensor(content["data"]).reshape(-1, 3, SIZE, SIZE)
+        labels = torch.as_tensor(content["fine_labels"], dtype=torch.int64)
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        UnicodeDecodeError,
+    ) as error:
+        raise ValueError(f"{path} is not a CIFAR-100 file, or is damaged: {error}") from error
+    if pixels.dtype != torch.uint8 or len(pixels) != len(labels) or len(labels) != COUNTS[split]:
+        raise ValueError(
+            f"{path} must hold {COUNTS[split]:,} images of bytes with a label each, got {len(pixels):,} images of "
+            f"{pixels.dtype} and {len(labels):,} labels"
+        )
+    counts = labels.bincount(minlength=CLASSES)
+    if len(counts) != CLASSES or not bool((counts == COUNTS[split] // CLASSES).all()):
+        raise ValueError(f"{path} must hold {COUNTS[split] // CLASSES} images of each of {CLASSES} classes")
+    return Images(pixels, labels)
+
+
+class _Plain(pickle.Unpickler):
+    """Arrays of numbers and plain types; anything else could run code."""
+
+    allowed = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):  # how protocol 2 of Python 3 writes bytes
+            return lambda text, _encoding: text.encode("latin1")
+        if (module, name) in self.allowed:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
+
+
+def normalize(pixels: Tensor) -> Tensor:
+    """Bytes to numbers with mean 0 and variance 1 per channel of the training set."""
+    mean, std = (torch.tensor(v, device=pixels.device).view(3, 1, 1) for v in (MEAN, STD))
+    return (pixels.float() / 255 - mean) / std
+
+
+def augment(pixels: Tensor, random: Callable[..., Tensor] = torch.randint) -> Tensor:
+    """Pad by 4 black pixels, cut out 32 × 32 at random, and mirror half of the images (He et al. 2016).
+
+    Every image has its own cut; all are taken in one gather, on the device of the images.
+    """
+    count = len(pixels)
+    padded = torch.nn.functional.pad(pixels, (PADDING,) * 4)
+    shift = random(2 * PADDING + 1, (2, count, 1), device=pixels.device)
+    flip = random(2, (count, 1), device=pixels.device)
+    place = torch.arange(SIZE, device=pixels.device)
+    rows = shift[0] + place
+    columns = shift[1] + torch.where(flip == 1, SIZE - 1 - place, place)
+    image = torch.arange(count, device=pixels.device)
+    return padded.movedim(1, -1)[image[:, None, None], rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

@@ -1,0 +1,167 @@
+"""The networks of the paper's CIFAR experiments, with a place for a noise before every convolution of chosen stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["NETWORKS", "ResNet", "WideResNet"]
+
+MakeNoise = Callable[[int], nn.Module]
+"""A noise for maps with so many channels."""
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions beside a shortcut: the basic block of He et al. 2016."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, noise: MakeNoise | None, authors: bool) -> None:
+        super().__init__()
+        self.noise1 = nn.Identity() if noise is None else noise(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.noise2 = nn.Identity() if noise is None else noise(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = _Projection(inputs, outputs, stride) if authors else _Padding(outputs - inputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(self.noise1(x))))
+        return F.relu(self.shortcut(x) + self.bn2(self.conv2(self.noise2(y))))
+
+
+class _Projection(nn.Sequential):
+    """A 1×1 convolution: the authors' shortcut where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+class _Padding(nn.Module):
+    """Every other pixel, and channels of zeros: option A of He et al. 2016, which has no parameters."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.channels, self.stride = channels, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.channels))
+
+
+class ResNet(nn.Module):
+    """ResNet for 32×32 images: three stages of 16, 32 and 64 channels (He et al. 2016, section 4.2).
+
+    Args:
+        blocks: blocks of a stage; 18 make ResNet110.
+        classes: outputs.
+        noise: what to put before both convolutions of every block, given the channels.
+        stages: in which stages, counted from 1.
+        authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the last
+            BatchNorm of each branch starts at blocks^(−½).
+    """
+
+    def __init__(
+        self,
+        blocks: int = 18,
+        classes: int = 100,
+        noise: MakeNoise | None = None,
+        stages: Collection[int] = (3,),
+        authors: bool = False,
+    ) -> None:
+        super().__init__()
+        self.authors = authors
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16))
+        widths = (16, 16, 32, 64)
+        self.stages = nn.Sequential()
+        for stage in (1, 2, 3):
+            here = noise if stage in stages else None
+            for k in range(blocks):
+                inputs = widths[stage - 1] if k == 0 else widths[stage]
+                stride = 2 if stage > 1 and k == 0 else 1
+                self.stages.append(_Block(inputs, widths[stage], stride, here, authors))
+        self.head = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if authors and isinstance(module, _Block):
+                nn.init.constant_(module.bn2.weight, blocks**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, 3, 32, 32)."""
+        x = self.stem(x)
+        features: Tensor = self.stages(x if self.authors else F.relu(x))
+        return cast(Tensor, self.head(features.mean((2, 3))))
+
+
+class _WideBlock(nn.Module):
+    """BatchNorm and ReLU before each of two convolutions (Zagoruyko and Komodakis 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, noise: MakeNoise | None) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.noise1 = nn.Identity() if noise is None else noise(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.noise2 = nn.Identity() if noise is None else noise(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        changes = stride != 1 or inputs != outputs
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(x))
+        kept = x if self.shortcut is None else self.shortcut(y)
+        y = self.conv1(self.noise1(y))
+        y = self.conv2(self.noise2(F.relu(self.bn2(y))))
+        return cast(Tensor, kept + y)
+
+
+class WideResNet(nn.Module):
+    """WideResNet for 32×32 images: three stages of 16·k, 32·k and 64·k channels.
+
+    Args:
+        blocks: blocks of a stage; 4 make WRN28.
+        widen: k.
+        classes: outputs.
+        noise: what to put before both convolutions of every block, given the channels; never on the shortcut.
+        stages: in which stages, counted from 1.
+    """
+
+    def __init__(
+        self,
+        blocks: int = 4,
+        widen: int = 10,
+        classes: int = 100,
+        noise: MakeNoise | None = None,
+        stages: Collection[int] = (2, 3),
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        widths = (16, 16 * widen, 32 * widen, 64 * widen)
+        self.stages = nn.Sequential()
+        for stage in (1, 2, 3):
+            here = noise if stage in stages else None
+            for k in range(blocks):
+                inputs = widths[stage - 1] if k == 0 else widths[stage]
+                stride = 2 if stage > 1 and k == 0 else 1
+                self.stages.append(_WideBlock(inputs, widths[stage], stride, here))
+        self.norm = nn.BatchNorm2d(widths[3])
+        self.head = nn.Linear(widths[3], classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, 3, 32, 32)."""
+        features = F.relu(self.norm(self.stages(self.stem(x))))
+        return cast(Tensor, self.head(features.mean((2, 3))))
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "resnet110": lambda **options: ResNet(18, **options),
+    "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
+}
+"""By the names recipes use. Tests take a small number of blocks from the classes."""

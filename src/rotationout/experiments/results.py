@@ -1,0 +1,106 @@
+"""What a training run leaves behind: a small JSON record under ``results/<recipe>/``, and a checkpoint until then.
+
+Both are written beside their place and moved there, so that a kill or a full disk never leaves half a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config
+
+__all__ = ["load_checkpoint", "machine", "missing", "read_records", "record_path", "save_checkpoint", "write_record"]
+
+
+def record_path(folder: Path, config: Config) -> Path:
+    """Where the record of a run belongs."""
+    row = re.sub(r"[^a-z0-9.]+", "-", config.row.lower()).strip("-")
+    return folder / config.recipe / f"{row}_seed{config.seed}.json"
+
+
+def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
+    """Write the record of a run: what names it first, then all that was measured, its config and the machine."""
+    named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
+    text = json.dumps({**named, **measured, "config": asdict(config), **machine()}, indent=1) + "\n"
+    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
+    """All records of a recipe, ordered by row and seed."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / recipe).glob("*.json")]
+    return sorted(records, key=lambda record: (record["row"], record["seed"]))
+
+
+def save_checkpoint(path: Path, config: Config, state: dict[str, Any], seconds: float) -> None:
+    """Write what a run needs to go on: tensors and plain types."""
+    content = {"config": asdict(config), "state": state, "seconds": seconds}
+    _replace(path, lambda temporary: torch.save(content, temporary))
+
+
+def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], float]:
+    """The state and the seconds that `save_checkpoint` wrote, if it was for the same config."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        kept = Config(**content["config"])
+        state, seconds = content["state"], content["seconds"]
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a checkpoint of a run, or is damaged ({error}); delete it to start anew"
+        ) from error
+    if kept != config:
+        differing = [name for name, value in asdict(config).items() if asdict(kept)[name] != value]
+        raise ValueError(
+            f"{path} is of a run with other settings ({', '.join(differing)}); delete it, or give another folder"
+        )
+    return state, seconds
+
+
+def _commit() -> str:
+    """The commit of the code that runs, marked if the tree differs from it; empty where git does not know."""
+    where = Path(__file__).parent
+    try:
+        head = _git(where, "rev-parse", "HEAD")
+        return f"{head}-changed" if _git(where, "status", "--porcelain", "--", ".") else head
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine() -> dict[str, Any]:
+    """What a record says of code and hardware."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "commit": os.environ.get("ROTATIONOUT_COMMIT") or _commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": gpu or platform.processor() or platform.machine(),
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _replace(path: Path, write: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
+    """Those that have no record yet."""
+    return [config for config in configs if not record_path(folder, config).exists()]

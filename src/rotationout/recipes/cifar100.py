@@ -1,0 +1,77 @@
+"""Table 1 of the paper: Dropout and RotationOut on CIFAR-100, ResNet110 and WideResNet28-10, under two protocols.
+
+The *paper* protocol is what section 4.1 prints; the *authors'* what their public code does: weight decay 1e-4 and not
+1e-5, a third drop of the learning rate near the end, other shortcuts and initial weights (see
+`rotationout.experiments.networks.ResNet`), and a strength that grows over the first 2,000 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..experiments.config import Config
+from ..strength import check_choice
+
+__all__ = ["FORMS", "KEEP", "TABLES", "resnet110", "rows", "wrn28_10"]
+
+KEEP = (0.9, 0.8, 0.7, 0.6)
+"""The keep rates of the table, and the σ of tan θ that each is matched by: σ² = (1 − keep) / keep."""
+SIGMA = {0.9: "0.333", 0.8: "0.500", 0.7: "0.655", 0.6: "0.816"}
+FORMS: dict[str, dict[str, str]] = {
+    "default": {},
+    "paper": {"preset": "paper"},
+    "authors": {"preset": "authors"},
+    "structured": {"pairing": "structured"},
+}
+LAWS = ("uniform_tan", "uniform_angle", "gaussian_angle")
+
+
+def resnet110(protocol: str = "authors") -> Config:
+    """ResNet110 without noise; noise goes into its third stage."""
+    return _protocol("resnet110", protocol).replace(stages=(3,))
+
+
+def wrn28_10(protocol: str = "authors") -> Config:
+    """WideResNet28-10 without noise; noise goes into its second and third stages."""
+    return _protocol("wrn28_10", protocol).replace(stages=(2, 3), network_options={})
+
+
+def _protocol(network: str, protocol: str) -> Config:
+    check_choice("protocol", protocol, ("paper", "authors"))
+    base = Config(recipe=f"cifar100_{network}_{protocol}", row="none", network=network)
+    if protocol == "paper":
+        return base.replace(weight_decay=1e-5)
+    return base.replace(milestones=(32_000, 48_000, 62_400), network_options={"authors": True})
+
+
+def rows(base: Config) -> list[Config]:
+    """The rows of the table: none, Dropout by element and by channel, RotationOut in its forms and with other laws."""
+    found = [base]
+    ramp = 2000 if base.recipe.endswith("authors") else 0
+    for keep in KEEP:
+        p = round(1 - keep, 10)
+        found.append(base.replace(row=f"dropout keep {keep}", noise="dropout", p=p))
+        found.append(base.replace(row=f"dropout2d keep {keep}", noise="spatial", p=p, noise_options={"dims": 2}))
+    for form, options in FORMS.items():
+        for keep in KEEP:
+            found.append(_rotation(base, f"rotation {form} sigma {SIGMA[keep]}", keep, ramp, options))
+    for law in LAWS:
+        found.append(_rotation(base, f"rotation {law} sigma {SIGMA[0.8]}", 0.8, ramp, {"law": law}))
+    return found
+
+
+def _rotation(base: Config, row: str, keep: float, ramp: int, options: dict[str, str]) -> Config:
+    p = round(1 - keep, 10)
+    return base.replace(row=row, noise="rotation", p=p, noise_options={"dims": 2, **options}, ramp=ramp)
+
+
+def _table(network: Callable[[str], Config], protocol: str) -> Callable[[], list[Config]]:
+    return lambda: rows(network(protocol))
+
+
+TABLES: dict[str, Callable[[], list[Config]]] = {
+    f"cifar100_{name}_{protocol}": _table(network, protocol)
+    for name, network in (("resnet110", resnet110), ("wrn28_10", wrn28_10))
+    for protocol in ("paper", "authors")
+}
+"""Every table by its name: the configs of its rows."""

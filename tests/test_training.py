@@ -1,0 +1,340 @@
+"""The training engine on small networks and random images: data, resuming, records, trouble."""
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import rotationout as ro
+from rotationout import cli
+from rotationout.experiments import cifar, networks, results, sweep
+from rotationout.experiments.cifar import Images
+from rotationout.experiments.classification import Run, build_network
+from rotationout.experiments.config import Config
+from rotationout.recipes import TABLES
+
+np = pytest.importorskip("numpy")
+TABLE = "cifar100_resnet110_authors"
+
+
+def images(count: int, seed: int = 0) -> Images:
+    source = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=source)
+    return Images(pixels, torch.randint(100, (count,), generator=source))
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block a stage."""
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    monkeypatch.setitem(
+        networks.NETWORKS, "wrn28_10", lambda authors=False, **options: networks.WideResNet(1, 1, **options)
+    )
+
+
+def config(row: str = "rotation default sigma 0.500", **changes: object) -> Config:
+    found = {c.row: c for c in TABLES[TABLE]()}[row]
+    return found.replace(**{"steps": 7, "batch": 16, "precision": "fp32", "ramp": 5, "milestones": (4,), **changes})
+
+
+def test_networks_have_the_sizes_of_their_papers() -> None:
+    def millions(name: str, **options: object) -> float:
+        return sum(parameter.numel() for parameter in networks.NETWORKS[name](**options).parameters()) / 1e6
+
+    assert millions("resnet110") == pytest.approx(1.73, abs=0.01)
+    assert millions("wrn28_10") == pytest.approx(36.54, abs=0.01)
+
+
+def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> None:
+    for table, expected, channels in ((TABLE, 36, {32, 64}), ("cifar100_wrn28_10_paper", 16, {160, 320, 640})):
+        row = next(c for c in TABLES[table]() if c.row == "rotation default sigma 0.500")
+        network = build_network(row.replace(noise_options={"dims": 2, "center": "running", "num_features": "channels"}))
+        layers = [module for module in network.modules() if isinstance(module, ro.RotationOut2d)]
+        assert len(layers) == expected
+        assert {layer.running_mean.numel() for layer in layers} == channels
+        assert all(layer.p == 0.2 for layer in layers)
+
+
+def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
+    for name, table in TABLES.items():
+        rows = table()
+        assert len({row.row for row in rows}) == len(rows) == 28
+        assert {row.recipe for row in rows} == {name}
+        for row in rows:
+            assert Config(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
+    strengths = {row.row: row.p for row in TABLES[TABLE]()}
+    assert ro.strength.convert(strengths["rotation default sigma 0.333"], "dropout", "gaussian_tan") == pytest.approx(
+        1 / 3
+    )
+
+
+def test_the_schedule_is_the_recipes() -> None:
+    row = {c.row: c for c in TABLES[TABLE]()}["rotation authors sigma 0.500"]
+    assert [row.rate_at(step) for step in (0, 31_999, 32_000, 48_000, 62_400)] == pytest.approx(
+        [0.1, 0.1, 0.01, 1e-3, 1e-4]
+    )
+    assert row.p_at(0) == pytest.approx(0.2 / 2000)
+    assert row.p_at(1999) == row.p_at(60_000) == 0.2
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
+    data = {0: (images(8), images(4, seed=1))}
+    rows = [row.replace(steps=2, batch=4, precision="fp32", ramp=min(row.ramp, 1)) for row in TABLES[table]()]
+    assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "kept", together=3) == []
+    records = results.read_records(tmp_path, table)
+    assert {record["row"] for record in records} == {row.row for row in rows}
+    for record in records:
+        assert {"recipe", "row", "seed", "steps", "weight_decay", "best_top1", "last10_top1"} <= record.keys()
+        assert record["epochs"] == len(record["test_curve"]) == 1
+        assert 0 <= record["last10_top1"] <= record["best_top1"] <= 100
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("stop", [1, 4, 5])
+def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
+    """Stopped inside an epoch, at its end, on the ramp and after it, around a milestone."""
+    data = images(64), images(20, seed=1)
+    whole = Run(config(), *data)
+    while not whole.finished:
+        whole.advance()
+    first = Run(config(), *data)
+    for _ in range(stop):
+        first.advance()
+    path = tmp_path / "run.pt"
+    results.save_checkpoint(path, config(), first.state(), 1.5)
+    torch.manual_seed(123)  # a new process knows nothing
+    second = Run(config(), *data)
+    state, seconds = results.load_checkpoint(path, config())
+    second.restore(state)
+    assert seconds == 1.5
+    while not second.finished:
+        second.advance()
+    assert second.curve == whole.curve
+    assert second.losses == whole.losses
+    for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_run_learns() -> None:
+    """Two classes, dark and bright images, in bf16."""
+    labels = torch.arange(64) % 2
+    data = Images((labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), labels)
+    run = Run(config(steps=24, milestones=(), precision="bf16"), data, data)
+    while not run.finished:
+        run.advance()
+    assert run.losses[0] > 1.5
+    assert run.losses[-1] < 0.3
+    assert run.result["best_top1"] == 100
+
+
+@pytest.mark.usefixtures("_small")
+def test_an_interrupt_keeps_everything_and_a_second_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, folders = {0: (images(64), images(20, seed=1))}, {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    uninterrupted = {**folders, "folder": tmp_path / "whole", "checkpoints": tmp_path / "d"}
+    sweep.sweep([config()], data, **uninterrupted)
+    advance, calls = Run.advance, []
+
+    def interrupted(self: Run) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        advance(self)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([config()], data, **folders)
+    assert not results.read_records(tmp_path / "r", TABLE)
+    assert [path.suffix for path in (tmp_path / "c" / TABLE).iterdir()] == [".pt"]
+    sweep.sweep([config()], data, **folders)
+    (resumed,), (whole,) = results.read_records(tmp_path / "r", TABLE), results.read_records(tmp_path / "whole", TABLE)
+    assert resumed["test_curve"] == whole["test_curve"]
+    assert resumed["train_loss"] == whole["train_loss"]
+    assert not list((tmp_path / "c" / TABLE).iterdir())
+
+
+@pytest.mark.usefixtures("_small")
+def test_what_has_a_record_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = results.record_path(tmp_path, config())
+    results.write_record(path, config(), {"best_top1": 1.0})
+    before = path.read_text()
+    data = {0: (images(64), images(20))}
+    assert sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c") == []
+    assert path.read_text() == before
+    assert "1 of 1 runs have a record already" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_small")
+def test_time_can_be_limited(tmp_path: Path) -> None:
+    data = {0: (images(64), images(20))}
+    rows = [config(seed=seed) for seed in range(3)]
+    left = sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c", limit_seconds=0.0)
+    assert left == rows
+    assert (tmp_path / "c" / TABLE / "rotation-default-sigma-0.500_seed0.pt").exists()
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_full_disk_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(sweep, "CHECKPOINT_SECONDS", 0.0)
+    data = {0: (images(64), images(20))}
+    assert sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c") == []
+    assert "no checkpoint at step 1: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert not list((tmp_path / "c" / TABLE).iterdir()), "nothing half-written stays"
+    assert results.read_records(tmp_path, TABLE)
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
+    data = {0: (images(64), images(20))}
+    with pytest.raises(FloatingPointError, match=r"row 'none', seed 0 is (nan|inf) at step 4; try"):
+        sweep.sweep([config("none", learning_rate=1e30)], data, folder=tmp_path, checkpoints=tmp_path / "c")
+
+
+def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    results.save_checkpoint(path, config(), {}, 0.0)
+    with pytest.raises(ValueError, match=r"of a run with other settings \(weight_decay\)"):
+        results.load_checkpoint(path, config(weight_decay=1e-5))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"run\.pt is not a checkpoint of a run, or is damaged"):
+        results.load_checkpoint(path, config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"p": 1.0}, "p is a drop probability"),
+        ({"precision": "fp8"}, "precision must be one of"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"ramp": -1}, "ramp must not be negative"),
+    ],
+)
+def test_configs_are_checked(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_augmentation_pads_cuts_and_mirrors() -> None:
+    data = images(40).pixels
+    drawn: list[torch.Tensor] = []
+
+    def draw(*size: object, **options: object) -> torch.Tensor:
+        drawn.append(torch.randint(*size, **options))
+        return drawn[-1]
+
+    cut = cifar.augment(data, draw)
+    (down, right), flip = drawn[0].squeeze(-1), drawn[1].squeeze(-1)
+    assert {0, 1} == set(flip.tolist())
+    for i, image in enumerate(data):
+        padded = torch.zeros(3, 40, 40, dtype=torch.uint8)
+        padded[:, 4:36, 4:36] = image
+        expected = padded[:, down[i] : down[i] + 32, right[i] : right[i] + 32]
+        assert torch.equal(cut[i], expected.flip(-1) if flip[i] else expected)
+    assert drawn[0].max() <= 8
+    assert cut.dtype == torch.uint8
+
+
+def write_cifar(folder: Path, split: str, **changes: object) -> Path:
+    count = cifar.COUNTS[split]
+    content = {
+        "data": np.zeros((count, 3072), dtype=np.uint8),
+        "fine_labels": [i % 100 for i in range(count)],
+        **changes,
+    }
+    path = folder / "cifar-100-python" / split
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    return path
+
+
+def test_cifar_is_read_from_its_standard_layout(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "test")
+    for root in (tmp_path, tmp_path / "cifar-100-python", str(tmp_path)):
+        data = cifar.load(root, "test")
+        assert data.pixels.shape == (10_000, 3, 32, 32)
+        assert data.labels.bincount().tolist() == [100] * 100
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("this must not run",)
+
+
+def test_cifar_that_is_not_what_it_should_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FileNotFoundError, match="give the folder that holds cifar-100-python"):
+        cifar.load(tmp_path, "train")
+    write_cifar(tmp_path, "test", fine_labels=[0] * 10_000)
+    with pytest.raises(ValueError, match="100 images of each of 100 classes"):
+        cifar.load(tmp_path, "test")
+    write_cifar(tmp_path, "test", data=np.zeros((5, 3072), dtype=np.uint8))
+    with pytest.raises(ValueError, match="must hold 10,000 images"):
+        cifar.load(tmp_path, "test")
+    write_cifar(tmp_path, "test", data=_Evil())
+    with pytest.raises(ValueError, match="wants to import"):
+        cifar.load(tmp_path, "test")
+    assert "this must not run" not in capsys.readouterr().out
+    path = write_cifar(tmp_path, "test")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is not a CIFAR-100 file, or is damaged"):
+        cifar.load(tmp_path, "test")
+
+
+def test_held_out_images_are_the_same_for_all_runs() -> None:
+    data = images(50)
+    kept, held = data.split(10, seed=0)
+    again = data.split(10, seed=0)
+    assert (len(kept), len(held)) == (40, 10)
+    assert torch.equal(held.pixels, again[1].pixels)
+    both = torch.cat([kept.pixels, held.pixels]).flatten(1).float().sum(1).sort().values
+    assert torch.equal(both, data.pixels.flatten(1).float().sum(1).sort().values)
+
+
+@pytest.mark.usefixtures("_small")
+def test_the_command_runs_a_row_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "COUNTS", {"train": 400, "test": 200})
+    for split in ("train", "test"):
+        write_cifar(tmp_path, split)
+    common = [
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "r"),
+        "--checkpoints",
+        str(tmp_path / "c"),
+        "--device",
+        "cpu",
+    ]
+    changes = ["--steps", "2", "--batch", "16", "--precision", "fp32", "--milestones", "1", "--held-out", "100"]
+    row = "dropout keep 0.9"
+    assert cli.main(["train", TABLE, "--row", row, "--seed", "3", *common, *changes]) == 0
+    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "r").rglob("*.json")]
+    assert record["recipe"] == f"{TABLE}_steps=2_batch=16_milestones=1_held_out=100_precision=fp32", (
+        "not the recipe's own"
+    )
+    assert (record["row"], record["seed"], record["steps"]) == (row, 3, 2)
+    capsys.readouterr()
+    for wrong, message in (
+        (["train", "cifar100_resnet11_authors", *common], "did you mean 'cifar100_resnet110_authors'?"),
+        (["train", TABLE, "--row", "dropout 0.9", *common], "did you mean 'dropout keep 0.9'?"),
+        (["train", TABLE, "--steps", "many", *common], "--steps must be int, for instance 100, got 'many'"),
+        (["train", TABLE, "--noise-options", "[1]", *common], "--noise-options must be dict"),
+    ):
+        assert cli.main(wrong) == 1
+        assert message in capsys.readouterr().err
+    assert cli.main(["rows", TABLE]) == 0
+    assert "rotation structured sigma 0.816" in capsys.readouterr().out
