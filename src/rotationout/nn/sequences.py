@@ -11,11 +11,11 @@ from typing import Any, overload
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..functional.inputs import check_features
+from ..functional import inputs
 from ..functional.packed import check_packed, with_rows
 from ..functional.rotation import turn_about
 from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
-from ..rotation import Draw
+from ..rotation import Draw, check_features
 from .base import Noise
 from .rotation import _Preset, _RotationOutNd
 
@@ -68,7 +68,8 @@ class RotationOutSequence(_RotationOutNd):
             raise ValueError("mask marks padding, of which a packed sequence has none; leave it out")
         check_packed(input)
         rows = input.data
-        check_features(rows, -1)
+        inputs.check_features(rows, 1)
+        check_features(rows.size(1), 1)
         center = self._center(rows, 1)
         turned = rows
         if self._active:
