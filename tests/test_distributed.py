@@ -1,4 +1,4 @@
-"""A batch mean taken over data-parallel processes equals that of one process with the whole batch."""
+"""Data-parallel processes: a batch mean over all of them is that of one process with the whole batch; DDP trains."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import rotationout as ro
 
@@ -71,3 +72,35 @@ def test_synchronised_dropout_is_about_the_mean_of_all_processes(tmp_path: Path)
     dropped = (y - mean).abs() < 1e-6
     assert 0 < dropped.sum() < x.numel()
     torch.testing.assert_close(y, torch.where(dropped, mean, 2 * x - mean))
+
+
+def train(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/train", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        noise = ro.nn.RotationOutSequence(0.3)
+        model = ro.nn.NoisyLSTM(8, 6, 2, bidirectional=True, layer_noise=noise, weight_drop=0.3, variational=True)
+        parallel = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        torch.manual_seed(rank)  # noise of its own
+        losses = []
+        for x in torch.randn(4, 5, 3, 8):
+            optimizer.zero_grad()
+            losses.append(parallel(x)[0].square().sum())
+            losses[-1].backward()
+            optimizer.step()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        torch.save((torch.stack(losses).detach(), gradients, model.state_dict()), f"{folder}/trained_{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_weight_drop_trains_in_data_parallel(tmp_path: Path) -> None:
+    """Every process draws for itself; the gradients of the raw weights are averaged, so the weights stay the same."""
+    mp.spawn(train, args=(str(tmp_path),), nprocs=2)
+    ours, theirs = (torch.load(tmp_path / f"trained_{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert not torch.equal(ours[0], theirs[0])
+    for name, gradient in ours[1].items():
+        assert gradient.abs().sum() > 0, name
+        assert torch.equal(gradient, theirs[1][name]), name
+    assert all(torch.equal(value, theirs[2][name]) for name, value in ours[2].items())

@@ -110,7 +110,9 @@ def test_to_torchs_own_and_back(noisy: type, plain: type) -> None:
     assert isinstance(noisy.from_module(theirs, layer_noise=LockedDropout(0.5)).layer_noises[0], LockedDropout)
     x = torch.randn(N, T, C, dtype=torch.float64)
     assert_same(ours(x), theirs(x))
+    before = torch.get_rng_state()
     back = ours.to_module()
+    assert torch.equal(torch.get_rng_state(), before)
     assert type(back) is plain
     assert_same(back(x), theirs(x))
     assert not back.bias_hh_l1.requires_grad

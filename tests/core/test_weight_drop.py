@@ -121,6 +121,16 @@ def test_a_training_step_changes_the_weights_that_eval_uses() -> None:
     assert not torch.equal(wrapped.eval()(x)[0], before)
 
 
+def test_the_module_does_not_flatten_its_weights_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA that would copy all of them, and move the raw ones into the copy."""
+    wrapped, x = WeightDrop(nn.LSTM(4, 5), P), torch.randn(3, 2, 4)
+    calls: list[nn.Module] = []
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", calls.append)
+    for mode in (True, False, True, True):
+        wrapped.train(mode)(x)
+    assert calls == []
+
+
 def test_nothing_of_a_call_stays_behind() -> None:
     module, x = nn.LSTM(4, 5, num_layers=2), torch.randn(3, 2, 4)
     wrapped = WeightDrop(module, P)

@@ -61,7 +61,7 @@ def read_manifest(folder: Path | str, split: str | None = None) -> list[Utteranc
         missing = set(COLUMNS).difference(table.fieldnames or ())
         if missing:
             raise ValueError(
-                f"{manifest} must have the columns {', '.join(COLUMNS)}; it lacks {', '.join(sorted(missing))}"
+                f"{manifest} needs the columns {', '.join(COLUMNS)}; it lacks {', '.join(sorted(missing))}"
             )
         rows = list(table)
     for number, row in enumerate(rows, start=2):

@@ -110,7 +110,8 @@ class _NoisyStack(nn.Module):
         """The network without its noises: one `torch.nn.LSTM` or `torch.nn.GRU` with copies of the weights."""
         weight = next(self.layers.parameters())
         sizes = self.input_size, self.hidden_size, self.num_layers
-        module = self._module(*sizes, **self._options(), device=weight.device, dtype=weight.dtype)
+        module = self._module(*sizes, **self._options(), device="meta", dtype=weight.dtype)  # draws no weights
+        module.to_empty(device=weight.device)
         for name, parameter in module.named_parameters():
             _copy(self.get_parameter(_name_within(name)), parameter)
         return module.train(self.training)

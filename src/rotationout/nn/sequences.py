@@ -71,12 +71,12 @@ class RotationOutSequence(_RotationOutNd):
         inputs.check_features(rows, 1)
         check_features(rows.size(1), 1)
         center = self._center(rows, 1)
-        turned = rows
+        output = input
         if self._active:
             rotation = sample_packed(input, self._scale, self.draw, batch_first=self.batch_first)
-            turned = turn_about(rows, rotation, 1, center, sync=self.sync, backend=self.backend)
+            output = with_rows(input, turn_about(rows, rotation, 1, center, sync=self.sync, backend=self.backend))
         self._track_mean(rows, None, 1)
-        return with_rows(input, turned)
+        return output
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         return x.ndim - 1, sequence_axis(x, self.batch_first)
