@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pickle
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +29,16 @@ def images(count: int, seed: int = 0) -> Images:
 
 
 @pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block a stage."""
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One block a stage, and one thread, which is faster for it."""
     monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
     monkeypatch.setitem(
         networks.NETWORKS, "wrn28_10", lambda authors=False, **options: networks.WideResNet(1, 1, **options)
     )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def config(row: str = "rotation default sigma 0.500", **changes: object) -> Config:
@@ -106,13 +112,13 @@ def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     for _ in range(stop):
         first.advance()
     path = tmp_path / "run.pt"
-    results.save_checkpoint(path, config(), first.state(), 1.5)
-    torch.manual_seed(123)  # a new process knows nothing
+    results.save_checkpoint(path, config(), first.state(), {"seconds": 1.5})
     second = Run(config(), *data)
-    state, seconds = results.load_checkpoint(path, config())
+    state, history = results.load_checkpoint(path, config())
     second.restore(state)
-    assert seconds == 1.5
+    assert history == {"seconds": 1.5}
     while not second.finished:
+        torch.rand(7)  # what others draw does not matter
         second.advance()
     assert second.curve == whole.curve
     assert second.losses == whole.losses
@@ -169,6 +175,60 @@ def test_what_has_a_record_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
     assert sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c") == []
     assert path.read_text() == before
     assert "1 of 1 runs have a record already" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="is of a run with other settings; move it away"):
+        sweep.sweep([config(steps=8)], data, folder=tmp_path, checkpoints=tmp_path / "c")
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is not the record of a run, or is damaged"):
+        sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c")
+
+
+@pytest.mark.usefixtures("_small")
+def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
+    data = {0: (images(64), images(20, seed=1))}
+    rows = [config(seed=seed) for seed in (0, 1)] + [config("dropout keep 0.6", ramp=0)]
+    for together in (1, 3):
+        sweep.sweep(rows, data, folder=tmp_path / str(together), checkpoints=tmp_path / "c", together=together)
+    alone, beside = (results.read_records(tmp_path / str(n), TABLE) for n in (1, 3))
+    assert [record["train_loss"] for record in alone] == [record["train_loss"] for record in beside]
+    assert len({tuple(record["train_loss"]) for record in alone}) == 3
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_record_that_cannot_be_written_does_not_cost_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, folders = {0: (images(64), images(20))}, {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    write = results.write_record
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(results, "write_record", refuse)
+    with pytest.raises(PermissionError):
+        sweep.sweep([config()], data, **folders)
+    monkeypatch.setattr(results, "write_record", write)
+    monkeypatch.setattr(Run, "advance", lambda self: pytest.fail("it was done already"))
+    assert sweep.sweep([config()], data, **folders) == []
+    (record,) = results.read_records(tmp_path / "r", TABLE)
+    assert record["epochs"] == 2
+
+
+@pytest.mark.usefixtures("_small")
+def test_an_interrupt_waits_for_the_end_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, folders = {0: (images(64), images(20))}, {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    advance, done = Run.advance, []
+
+    def interrupted(self: Run) -> None:
+        signal.raise_signal(signal.SIGINT)
+        advance(self)
+        done.append(self.step)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([config()], data, **folders)
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is handler
+    state, _ = results.load_checkpoint(next((tmp_path / "c" / TABLE).iterdir()), config())
+    assert state["step"] == 1
 
 
 @pytest.mark.usefixtures("_small")
@@ -198,14 +258,18 @@ def test_a_full_disk_does_not_stop_a_run(
 
 @pytest.mark.usefixtures("_small")
 def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
+    """And the other rows go on."""
     data = {0: (images(64), images(20))}
+    rows = [config("none", learning_rate=1e30, ramp=0), config()]
     with pytest.raises(FloatingPointError, match=r"row 'none', seed 0 is (nan|inf) at step 4; try"):
-        sweep.sweep([config("none", learning_rate=1e30)], data, folder=tmp_path, checkpoints=tmp_path / "c")
+        sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c")
+    assert [record["row"] for record in results.read_records(tmp_path, TABLE)] == [config().row]
+    assert not list((tmp_path / "c").rglob("*.pt"))
 
 
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
-    results.save_checkpoint(path, config(), {}, 0.0)
+    results.save_checkpoint(path, config(), {}, {})
     with pytest.raises(ValueError, match=r"of a run with other settings \(weight_decay\)"):
         results.load_checkpoint(path, config(weight_decay=1e-5))
     path.write_bytes(path.read_bytes()[:100])
@@ -220,11 +284,23 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
         ({"precision": "fp8"}, "precision must be one of"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"ramp": -1}, "ramp must not be negative"),
+        ({"network": "resnet101"}, "did you mean 'resnet110'"),
+        ({"stages": (3, 4)}, "stages are 1, 2 and 3"),
     ],
 )
 def test_configs_are_checked(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**changes)
+
+
+@pytest.mark.usefixtures("_small")
+def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the strength of 'dropout' cannot be changed while it runs"):
+        Run(config("dropout keep 0.9", ramp=5), images(64), images(20))
+    with pytest.raises(ValueError, match="fewer than a batch of 16"):
+        Run(config(), images(8), images(20))
+    with pytest.raises(ValueError, match="together must be at least 1"):
+        sweep.sweep([config()], {}, folder=tmp_path, checkpoints=tmp_path, together=0)
 
 
 def test_augmentation_pads_cuts_and_mirrors() -> None:
@@ -286,6 +362,12 @@ def test_cifar_that_is_not_what_it_should_be_is_refused(tmp_path: Path, capsys: 
     with pytest.raises(ValueError, match="wants to import"):
         cifar.load(tmp_path, "test")
     assert "this must not run" not in capsys.readouterr().out
+    write_cifar(tmp_path, "test", data=np.array(["text"], dtype=object))
+    with pytest.raises(ValueError, match="not of bytes"):
+        cifar.load(tmp_path, "test")
+    write_cifar(tmp_path, "test", fine_labels=[-1] * 10_000)
+    with pytest.raises(ValueError, match="is damaged"):
+        cifar.load(tmp_path, "test")
     path = write_cifar(tmp_path, "test")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match="is not a CIFAR-100 file, or is damaged"):

@@ -151,6 +151,18 @@ def test_an_arrangement_that_is_known_is_used_with_new_tensors(layout: str) -> N
             _assert_close(rotate(x, None, *draw, dim, False), reference.rotate(x, None, *draw, dim, False), x.dtype)
 
 
+def test_tables_and_draws_need_not_be_contiguous() -> None:
+    """Twice, since what is known of an arrangement is used the second time."""
+    for _ in range(2):
+        x, dim = _features("rows", torch.float32)
+        tan, table, _ = _draw(x, dim, "table", "batch", "row")
+        shared = (tan, table.expand(7, 24), None)
+        tan, k, seed = _draw(x, dim, "structured", "row", "row")
+        strided = (tan, torch.stack([k, k + 1], 1)[:, 0], seed)
+        for draw in (shared, strided):
+            _assert_close(rotate(x, None, *draw, dim, False), reference.rotate(x, None, *draw, dim, False), x.dtype)
+
+
 def test_a_mean_for_every_example_equals_the_reference() -> None:
     x, dim = _features("tokens", torch.float32)
     draw = _draw(x, dim, "table", "batch", "row")

@@ -27,6 +27,7 @@ truncated has infinite E tan²θ and is not offered.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -150,10 +151,12 @@ def _bisect(function: Callable[[float], float], target: float, low: float, high:
             high = middle
 
 
+@functools.lru_cache(maxsize=1024)  # layers share a strength, also on a ramp
 def _uniform_angle_from_lam(lam: float) -> float:
     return _bisect(_uniform_angle_to_lam, lam, 0.0, math.pi / 2) if lam else 0.0
 
 
+@functools.lru_cache(maxsize=1024)
 def _gaussian_angle_from_lam(lam: float) -> float:
     if lam == 0.0:
         return 0.0

@@ -402,3 +402,27 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
 def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("center", [None, "batch"])
+def test_many_gradients_at_once(center: str | None) -> None:
+    """``is_grads_batched``, which `torch.autograd.functional.jacobian` uses too."""
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def turn(x: Tensor) -> Tensor:
+        return rotation_out(x, 0.3, center=center, generator=torch.Generator().manual_seed(0))
+
+    y = turn(x)
+    (rows,) = torch.autograd.grad(y, x, torch.eye(12).view(12, 3, 4), is_grads_batched=True)
+    torch.testing.assert_close(rows.view(3, 4, 3, 4), torch.autograd.functional.jacobian(turn, x))
+
+
+@pytest.mark.parametrize("p", [1e-4, 0.2])
+def test_the_gradient_of_a_mean_is_not_lost_in_rounding(p: float) -> None:
+    x, mean = torch.randn(64, 16, dtype=torch.bfloat16), torch.randn(16, requires_grad=True)
+    rotation, weight = ro.sample_rotation((64, 16), p), torch.randn(64, 16, dtype=torch.bfloat16)
+    found = [
+        torch.autograd.grad(rotate(x.to(kind), rotation, mean), mean, weight.to(kind))[0]
+        for kind in (torch.bfloat16, torch.float64)
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5 * p**0.5)

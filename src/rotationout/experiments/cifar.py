@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MEAN", "STD", "Images", "augment", "load", "normalize"]
+__all__ = ["Images", "augment", "load", "normalize", "statistics"]
 
 CLASSES, SIZE, PADDING = 100, 32, 4
 COUNTS = {"train": 50_000, "test": 10_000}
@@ -56,53 +56,69 @@ def load(root: Path | str, split: str) -> Images:
     try:
         with path.open("rb") as file:
             content = _Plain(file, encoding="latin1").load()
-        pixels = torch.as_tensor(content["data"]).reshape(-1, 3, SIZE, SIZE)
+        pixels = content["data"].bytes.view(-1, 3, SIZE, SIZE)
         labels = torch.as_tensor(content["fine_labels"], dtype=torch.int64)
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        UnicodeDecodeError,
-    ) as error:
+        counts = labels.bincount(minlength=CLASSES)
+    except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(f"{path} is not a CIFAR-100 file, or is damaged: {error}") from error
-    if pixels.dtype != torch.uint8 or len(pixels) != len(labels) or len(labels) != COUNTS[split]:
+    if len(pixels) != len(labels) or len(labels) != COUNTS[split]:
         raise ValueError(
-            f"{path} must hold {COUNTS[split]:,} images of bytes with a label each, got {len(pixels):,} images of "
-            f"{pixels.dtype} and {len(labels):,} labels"
+            f"{path} must hold {COUNTS[split]:,} images with a label each, got {len(pixels):,} images and "
+            f"{len(labels):,} labels"
         )
-    counts = labels.bincount(minlength=CLASSES)
     if len(counts) != CLASSES or not bool((counts == COUNTS[split] // CLASSES).all()):
         raise ValueError(f"{path} must hold {COUNTS[split] // CLASSES} images of each of {CLASSES} classes")
     return Images(pixels, labels)
 
 
-class _Plain(pickle.Unpickler):
-    """Arrays of numbers and plain types; anything else could run code."""
+class _Bytes:
+    """An array of bytes as numpy pickles it."""
 
-    allowed = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        }
-    )
+    bytes: Tensor
+
+    def __setstate__(self, state: Any) -> None:
+        _version, shape, kind, fortran, raw = state
+        if not isinstance(kind, _Kind) or kind.name not in ("u1", "|u1", "uint8") or fortran:
+            raise pickle.UnpicklingError("it holds an array that is not of bytes, row by row")
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw
+        self.bytes = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(shape)
+
+
+class _Kind:
+    """A dtype as numpy pickles it."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like: bytes have none."""
+
+
+class _Plain(pickle.Unpickler):
+    """Arrays of bytes and plain types, made by ourselves; anything else could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):  # how protocol 2 of Python 3 writes bytes
-            return lambda text, _encoding: text.encode("latin1")
-        if (module, name) in self.allowed:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
+        known: dict[tuple[str, str], Any] = {
+            ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Bytes(),
+            ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Bytes(),
+            ("numpy", "ndarray"): _Bytes,
+            ("numpy", "dtype"): _Kind,
+            ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how protocol 2 of Python 3 writes bytes
+        }
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
+        return known[module, name]
 
 
-def normalize(pixels: Tensor) -> Tensor:
+def statistics(device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the training pixels as bytes, (3, 1, 1), for `normalize`."""
+    mean, std = (255 * torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    return mean, std
+
+
+def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Bytes to numbers with mean 0 and variance 1 per channel of the training set."""
-    mean, std = (torch.tensor(v, device=pixels.device).view(3, 1, 1) for v in (MEAN, STD))
-    return (pixels.float() / 255 - mean) / std
+    return (pixels.float() - mean) / std
 
 
 def augment(pixels: Tensor, random: Callable[..., Tensor] = torch.randint) -> Tensor:

@@ -22,6 +22,7 @@ from . import cifar
 from .cifar import Images
 from .config import Config
 from .networks import NETWORKS
+from .numbers import Numbers
 
 __all__ = ["Run", "build_network"]
 
@@ -52,10 +53,15 @@ class Run:
         self.config, self.train, self.test = config, train, test
         if len(train) < config.batch:
             raise ValueError(f"there are {len(train)} training images, fewer than a batch of {config.batch}")
-        device = train.pixels.device
-        torch.manual_seed(config.seed)
-        self.network = build_network(config).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        device = self.device = train.pixels.device
+        self.numbers = Numbers(config.seed, device)
+        self.mean, self.std = cifar.statistics(device)
+        with self.numbers.initial():
+            self.network = build_network(config)
+        self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.noises = [module for module in self.network.modules() if isinstance(module, Noise)]
+        if config.ramp and config.p and not self.noises:
+            raise ValueError(f"ramp = {config.ramp}: the strength of {config.noise!r} cannot be changed while it runs")
         self.rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = torch.optim.SGD(
             self.network.parameters(),
@@ -101,7 +107,7 @@ class Run:
         place = self.step % self.steps_per_epoch
         if place == 0:
             self.order = torch.randperm(len(self.train), generator=self.shuffler).to(self.chosen.device)
-        with self._on_stream():
+        with self.numbers.used(), self._on_stream():
             self.chosen.copy_(self.order[place * config.batch : (place + 1) * config.batch])
             if self.step == 0 or config.rate_at(self.step) != config.rate_at(self.step - 1):
                 self.rate.fill_(config.rate_at(self.step))
@@ -115,14 +121,15 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """All that a run needs to go on, as tensors and plain types."""
-        device = self.chosen.device
+        if self.stream is not None:
+            self.stream.synchronize()
         return {
             "step": self.step,
             "network": self.network.state_dict(),
             "optimizer": {k: v for k, v in self.optimizer.state_dict().items() if k == "state"},
             "order": self.order.cpu(),
             "shuffler": self.shuffler.get_state(),
-            "random": torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device),
+            "numbers": self.numbers.state(),
             "loss": self.loss.cpu(),
             "losses": self.losses,
             "curve": self.curve,
@@ -143,14 +150,13 @@ class Run:
         self.rate.fill_(self.config.rate_at(max(self.step - 1, 0)))
         for noise in self.noises:
             noise.p = self.config.p_at(max(self.step - 1, 0))
-        if self.chosen.device.type == "cpu":
-            torch.set_rng_state(state["random"])
-        else:
-            torch.cuda.set_rng_state(state["random"], self.chosen.device)
+        self.numbers.restore(state["numbers"])
+        if self.stream is not None:
+            torch.cuda.synchronize(self.device)
 
     def _learn(self) -> None:
         self.network.train()
-        images = cifar.normalize(cifar.augment(self.train.pixels[self.chosen]))
+        images = cifar.normalize(cifar.augment(self.train.pixels[self.chosen]), self.mean, self.std)
         with self._autocast():
             logits = self.network(images.contiguous(memory_format=torch.channels_last))
             loss = F.cross_entropy(logits.float(), self.train.labels[self.chosen])
@@ -162,7 +168,7 @@ class Run:
     @torch.no_grad()
     def _count_correct(self) -> None:
         self.network.eval()
-        images = cifar.normalize(self.test.pixels[self.tested])
+        images = cifar.normalize(self.test.pixels[self.tested], self.mean, self.std)
         with self._autocast():
             logits = self.network(images.contiguous(memory_format=torch.channels_last))
         self.correct += (logits.argmax(1) == self.test.labels[self.tested]).sum()
@@ -184,32 +190,33 @@ class Run:
         self.curve.append(self.correct.item() / len(self.test))
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.chosen.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         if self.stream is None:
             yield
             return
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             yield
 
     def _capture(self, action: Callable[[], None]) -> Callable[[], None]:
         """A CUDA graph of ``action``. What its trial runs change is put back."""
         kept = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
-        numbers = torch.cuda.get_rng_state(self.chosen.device)
-        with self._on_stream():
-            for _ in range(3):
+        numbers = self.numbers.state()
+        with self.numbers.used():
+            with self._on_stream():
+                for _ in range(3):
+                    action()
+            torch.cuda.synchronize(self.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
                 action()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            action()
         self.network.load_state_dict(kept)
         for state in self.optimizer.state.values():
             state["momentum_buffer"].zero_()
         self.loss.zero_()
-        torch.cuda.set_rng_state(numbers, self.chosen.device)
-        torch.cuda.synchronize()
+        self.numbers.restore(numbers)
+        torch.cuda.synchronize(self.device)
         return graph.replay

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..strength import check_choice, check_rate
+from .networks import NETWORKS
 
 __all__ = ["Config"]
 
@@ -57,6 +58,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_rate(self.p)
+        check_choice("network", self.network, NETWORKS)
         check_choice("precision", self.precision, ("bf16", "fp32"))
         for name in ("steps", "batch"):
             if getattr(self, name) < 1:
@@ -65,6 +67,8 @@ class Config:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
         object.__setattr__(self, "stages", tuple(self.stages))  # lists, if they come from JSON
+        if not set(self.stages) <= {1, 2, 3}:
+            raise ValueError(f"stages are 1, 2 and 3, got {self.stages!r}")
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def replace(self, **changes: Any) -> Config:

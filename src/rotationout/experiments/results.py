@@ -29,9 +29,9 @@ def record_path(folder: Path, config: Config) -> Path:
 
 
 def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
-    """Write the record of a run: what names it first, then all that was measured, its config and the machine."""
+    """Write the record of a run: what names it first, then all that was measured, and its config."""
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
-    text = json.dumps({**named, **measured, "config": asdict(config), **machine()}, indent=1) + "\n"
+    text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
     _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
@@ -41,18 +41,18 @@ def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
 
 
-def save_checkpoint(path: Path, config: Config, state: dict[str, Any], seconds: float) -> None:
-    """Write what a run needs to go on: tensors and plain types."""
-    content = {"config": asdict(config), "state": state, "seconds": seconds}
+def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: dict[str, Any]) -> None:
+    """Write what a run needs to go on, and what is known of it so far: tensors and plain types."""
+    content = {"config": asdict(config), "state": state, "history": history}
     _replace(path, lambda temporary: torch.save(content, temporary))
 
 
-def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], float]:
-    """The state and the seconds that `save_checkpoint` wrote, if it was for the same config."""
+def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and the history that `save_checkpoint` wrote, if it was for the same config."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         kept = Config(**content["config"])
-        state, seconds = content["state"], content["seconds"]
+        state, history = content["state"], content["history"]
     except Exception as error:
         raise ValueError(
             f"{path} is not a checkpoint of a run, or is damaged ({error}); delete it to start anew"
@@ -62,28 +62,29 @@ def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], float]:
         raise ValueError(
             f"{path} is of a run with other settings ({', '.join(differing)}); delete it, or give another folder"
         )
-    return state, seconds
+    return state, history
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What a record says of code and hardware."""
+    processor = platform.processor() or platform.machine()
+    return {
+        "commit": os.environ.get("ROTATIONOUT_COMMIT") or _commit(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+    }
 
 
 def _commit() -> str:
-    """The commit of the code that runs, marked if the tree differs from it; empty where git does not know."""
-    where = Path(__file__).parent
+    """The commit of the code that runs, marked if the code differs from it; empty where git does not know the code."""
+    package = Path(__file__).parents[1]
     try:
-        head = _git(where, "rev-parse", "HEAD")
-        return f"{head}-changed" if _git(where, "status", "--porcelain", "--", ".") else head
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        changed = _git(package, "status", "--porcelain", "--", ".")
+        return _git(package, "rev-parse", "HEAD") + ("-changed" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def machine() -> dict[str, Any]:
-    """What a record says of code and hardware."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "commit": os.environ.get("ROTATIONOUT_COMMIT") or _commit(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": gpu or platform.processor() or platform.machine(),
-    }
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -102,5 +103,17 @@ def _replace(path: Path, write: Any) -> None:
 
 
 def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
-    """Those that have no record yet."""
-    return [config for config in configs if not record_path(folder, config).exists()]
+    """Those that have no record yet. A record of other settings in the place of one is an error."""
+    found = []
+    for config in configs:
+        path = record_path(folder, config)
+        if not path.exists():
+            found.append(config)
+            continue
+        try:
+            kept = Config(**json.loads(path.read_text(encoding="utf-8"))["config"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
+        if kept != config:
+            raise ValueError(f"{path} is of a run with other settings; move it away, or give another folder")
+    return found

@@ -46,7 +46,9 @@ def rotate(
             f"rotation has leading shape {tuple(rotation.leading_shape)}, which does not broadcast to "
             f"{tuple(leading)}, the shape {tuple(x.shape)} of x without its feature axis dim = {dim}"
         )
-    inputs.check_device("rotation", rotation.tan, x)
+    for part in (rotation.tan, rotation.index, rotation.seed):
+        if part is not None:
+            inputs.check_device("rotation", part, x)
     if mean is not None:
         inputs.check_mean("mean", mean, x, axis)
     return autograd.rotate(x, mean, rotation.tan, rotation.index, rotation.seed, axis, backend=backend)

@@ -34,7 +34,7 @@ def rotate(
     backend: str | None = None,
 ) -> Tensor:
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
-    if tan.requires_grad or backend == "reference":  # a learned angle, or by wish: let autograd see every step
+    if tan.requires_grad or backend == "reference" or _is_batched(x):  # a learned angle, say: autograd sees every step
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed and not _is_tracked(x, mean):
@@ -58,7 +58,7 @@ def rotate_centred(
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
-    if backend == "reference":
+    if tan.requires_grad or backend == "reference" or _is_batched(x):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed and not _is_tracked(x):
@@ -82,6 +82,11 @@ def _is_transformed() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
     )
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether x is many gradients at once, as in ``torch.autograd.grad(…, is_grads_batched=True)``."""
+    return not torch.compiler.is_compiling() and bool(torch._C._functorch.is_legacy_batchedtensor(x))
 
 
 def _is_tracked(*tensors: Tensor | None) -> bool:
@@ -123,12 +128,12 @@ class _Rotate(Function):
         if grad is None:
             return (None,) * 8
         tan, index, seed = ctx.saved_tensors
-        grad_x = rotate(grad, None, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32)) if ctx.needs_input_grad[1] else grad
+        grad_x = rotate(wide, None, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
         grad_mean = None
-        if ctx.needs_input_grad[1]:  # y depends on m through −K m
-            wide = torch.promote_types(grad.dtype, torch.float32)
-            grad_mean = (grad.to(wide) - grad_x).movedim(ctx.dim, -1).sum_to_size(ctx.mean_shape).to(ctx.mean_dtype)
-        return grad_x, grad_mean, None, None, None, None, None, None
+        if ctx.needs_input_grad[1]:  # y depends on m through −K m, which is small: not to be taken from rounded numbers
+            grad_mean = (wide - grad_x).movedim(ctx.dim, -1).sum_to_size(ctx.mean_shape).to(ctx.mean_dtype)
+        return grad_x.to(grad.dtype), grad_mean, None, None, None, None, None, None
 
 
 class _RotateTransformed(_Rotate):

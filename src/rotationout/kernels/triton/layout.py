@@ -128,6 +128,7 @@ def arrange(
     x: Tensor, tan: Tensor | None, index: Tensor | None, seed: Tensor | None, dim: int, weight: Tensor | None
 ) -> Arranged:
     """Bring features, and what was drawn for them if anything was, into the form that programs read."""
+    index = None if index is None else index.contiguous()
     key = (x.device, dim, seed is None, _form(x), _form(tan), _form(index), _form(weight))
     known = _plans.get(key)
     if known is not None:
@@ -137,7 +138,6 @@ def arrange(
         return Arranged(plan, x, tan, index, seed, weight)
 
     dense, order = in_memory_order(x)
-    index = None if index is None else index.contiguous()
     as_table = index is not None and seed is not None and not _has_strides(dense, order, dim, index)
     if as_table and index is not None and seed is not None:
         index, seed = _table(index, seed, x.size(dim)), None
