@@ -86,6 +86,8 @@ class CentredNoise(Noise):
 
     _fewest_features = 1
     running_mean: Tensor | None
+    tracking = True
+    """Whether the running mean, if there is one, learns from what the layer sees."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class CentredNoise(Noise):
 
     def _track_mean(self, x: Tensor, mask: Tensor | None, dim: int) -> None:
         """Bring the running mean up to date, if there is one."""
-        if self.running_mean is None:
+        if self.running_mean is None or not self.tracking:
             return
         weight = None if mask is None else mask_weight(mask, x.shape[:dim] + x.shape[dim + 1 :])
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
