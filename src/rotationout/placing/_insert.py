@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,8 +13,9 @@ from torch import nn
 from ..nn import ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
+from ._probe import called, read_only
 from ._report import Change, Left, Report
-from ._select import Candidate, Predicate, Selection, candidates, check_model, select
+from ._select import Candidate, Predicate, Selection, candidates, check_model, holders, select
 from ._slot import After, Before, Slot, attach, detach, slots
 
 __all__ = ["insert", "place", "plan", "remove"]
@@ -32,6 +33,7 @@ def insert(
     within: str | Sequence[str] | None = None,
     where: Predicate | None = None,
     dim: int | None = None,
+    example_inputs: Any = None,
 ) -> Report:
     """Place a copy of ``noise`` before or after every module that is meant.
 
@@ -56,9 +58,13 @@ def insert(
             attention layers, LayerNorm and embeddings (the last axis), not for an activation or a block of your own.
             The noise then sees that axis where it looks for features: last for `RotationOut`, first after the batch
             for maps.
+        example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
+            arguments, or a mapping of keyword arguments. Modules that were not called are then left alone. Without it
+            that is known of those whose owner, by its code, reads their weights and never calls them, as
+            `torch.nn.MultiheadAttention` does.
 
     Returns:
-        What went where; ``print`` it.
+        What went where, and what was left alone because noise there would never act; ``print`` it.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> import rotationout as ro
@@ -66,7 +72,18 @@ def insert(
     1 placed
       GaussianDropout(p=0.2) before Linear: 2
     """
-    return place(plan(model, noise, before=before, after=after, within=within, where=where, dim=dim))
+    return place(
+        plan(
+            model,
+            noise,
+            before=before,
+            after=after,
+            within=within,
+            where=where,
+            dim=dim,
+            example_inputs=example_inputs,
+        )
+    )
 
 
 def remove(model: nn.Module) -> Report:
@@ -95,6 +112,7 @@ def plan(
     within: str | Sequence[str] | None = None,
     where: Predicate | None = None,
     dim: int | None = None,
+    example_inputs: Any = None,
 ) -> Plan:
     """What `insert` would do: slots with their noises, and what is left alone. The model is not touched."""
     check_model(model)
@@ -108,14 +126,16 @@ def plan(
     found = candidates(model)
     argument = side if before is not None or after is not None else "where"
     by_module = {candidate.module: candidate for candidate in found}
-    uncalled = _uncalled(by_module)
+    owners = holders(model)
+    ran = None if example_inputs is None else called(model, example_inputs)
     planned: dict[nn.Module, tuple[Candidate, Slot]] = {}
     left = []
     for chosen in select(found, argument, selection, within, where):
-        if chosen.module in uncalled:
-            left.append(Left(chosen.name, type(chosen.module).__name__, uncalled[chosen.module]))
-            continue
         target = by_module[_step(chosen.name, chosen.module, side)]
+        why = _uncalled(target.module, owners.get(target.module, []), ran)
+        if why:
+            left.append(Left(target.name, type(target.module).__name__, why))
+            continue
         if target.module not in planned:
             planned[target.module] = target, _slot(target, noise, side, dim, model)
     if not planned:
@@ -143,15 +163,14 @@ def _change(candidate: Candidate, slot: Slot) -> Change:
     return Change(candidate.name, type(candidate.module).__name__, side, slot.noise, candidate.names[1:])
 
 
-def _uncalled(modules: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """Modules whose parameters are used but which are never called: a hook there would never run."""
-    return {
-        child: "nn.MultiheadAttention reads its weights and never calls it: place noise at the attention itself"
-        for module in modules
-        if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
-        for child in module.children()
-        if not isinstance(child, Slot)
-    }
+def _uncalled(module: nn.Module, owners: list[tuple[nn.Module, str]], ran: set[nn.Module] | None) -> str | None:
+    """Why a hook at a module would never run, if that is so."""
+    if ran is not None:
+        return None if module in ran else "it was not called in a run of the model"
+    if owners and all(key in read_only(cast(Any, type(owner))) for owner, key in owners):
+        kind = type(owners[0][0]).__name__
+        return f"{kind} reads its weights and does not call it: noise there would never act; place it at the {kind}"
+    return None
 
 
 def _step(name: str, module: nn.Module, side: str) -> nn.Module:

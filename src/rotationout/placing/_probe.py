@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from ..registry import is_noise
 from ._layout import dims_of_module
 
-__all__ = ["Seen", "dims_between", "watch"]
+__all__ = ["Seen", "called", "dims_between", "read_only", "watch"]
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -36,11 +39,49 @@ class Seen:
 def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) -> dict[nn.Module, Seen]:
     """Run a model once, in eval mode and without gradients, and see what its Dropouts are given."""
     run = _Run({dropout: Seen() for dropout in dropouts})
-    handles = [
-        module.register_forward_hook(run.record, with_kwargs=True)
-        for module in model.modules()
-        if module in run.seen or _keeps_axes(module) or dims_of_module(module) is not None
+    telling = [m for m in model.modules() if m in run.seen or _keeps_axes(m) or dims_of_module(m) is not None]
+    _run(model, example_inputs, telling, run.record)
+    return run.conclude()
+
+
+def called(model: nn.Module, example_inputs: Any) -> set[nn.Module]:
+    """The modules that are called in a run of a model, in eval mode and without gradients."""
+    found: set[nn.Module] = set()
+    _run(model, example_inputs, model.modules(), lambda module, *_: found.add(module))
+    return found
+
+
+@cache
+def read_only(owner: type[nn.Module]) -> frozenset[str]:
+    """The children whose weights the code of a module reads without calling them, by their names.
+
+    That of nn.MultiheadAttention reads ``self.out_proj.weight``, and Swin transformers do so too.
+
+    >>> read_only(nn.MultiheadAttention)
+    frozenset({'out_proj'})
+    """
+    code = [
+        _source(function)
+        for base in owner.__mro__
+        if base is not nn.Module and issubclass(base, nn.Module)
+        for name, function in vars(base).items()
+        if inspect.isfunction(function) and not re.match("_*(init|reset|tie)", name)
     ]
+    text = "\n".join(code)
+    read = re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|size|ndim))", text)
+    return frozenset(read) - frozenset(re.findall(r"\bself\.(\w+)\(", text))
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed at a prompt, or generated
+        return ""
+
+
+def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], record: Callable[..., None]) -> None:
+    """Run a model once and let ``record`` see the calls of some of its modules."""
+    handles = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
     try:
         with torch.no_grad(), _eval_mode(model):
             if isinstance(example_inputs, Mapping):
@@ -52,7 +93,6 @@ def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) 
     finally:
         for handle in handles:
             handle.remove()
-    return run.conclude()
 
 
 class _Run:
@@ -135,7 +175,7 @@ def _may_be_attention(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Any:
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()

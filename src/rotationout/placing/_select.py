@@ -15,7 +15,7 @@ from torch import nn
 
 from ._slot import Slot
 
-__all__ = ["Candidate", "Predicate", "Selection", "candidates", "check_model", "near", "select"]
+__all__ = ["Candidate", "Predicate", "Selection", "candidates", "check_model", "holders", "near", "select"]
 
 Predicate = Callable[[str, nn.Module], bool]
 Selection = type[nn.Module] | str | Sequence[type[nn.Module] | str]
@@ -60,6 +60,16 @@ def candidates(model: nn.Module) -> list[Candidate]:
         elif not hidden or not name.startswith(hidden[-1]):
             names.setdefault(module, []).append(name)
     return [Candidate(module, tuple(found)) for module, found in names.items()]
+
+
+def holders(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """The modules that hold a module, and what they call it."""
+    found: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for owner in model.modules():
+        for key, child in owner._modules.items():  # named_children() leaves out second names
+            if child is not None:
+                found.setdefault(child, []).append((owner, key))
+    return found
 
 
 def select(

@@ -15,7 +15,7 @@ from ..registry import is_noise
 from ._layout import dims_of_module
 from ._probe import Seen, dims_between, watch
 from ._report import Change, Left, Report
-from ._select import Candidate, candidates, check_model
+from ._select import Candidate, candidates, check_model, holders
 
 __all__ = ["swap"]
 
@@ -63,7 +63,7 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     if is_noise(model):
         raise ValueError(f"the model is itself a {type(model).__name__}; replace it where it is kept")
     found = [candidate for candidate in candidates(model) if is_noise(candidate.module)]
-    owners = _owners(model)
+    owners = holders(model)
     seen = None
     if example_inputs is not None:
         seen = watch(model, example_inputs, [one.module for one in found if type(one.module) is nn.Dropout])
@@ -82,16 +82,6 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         for owner, key in owners[module]:
             setattr(owner, key, change.noise)
     return Report(tuple(change for _, change in changed), tuple(left))
-
-
-def _owners(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """The modules that hold a module, and what they call it."""
-    owners: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
-    for owner in model.modules():
-        for key, child in owner._modules.items():  # named_children() leaves out second names
-            if child is not None:
-                owners.setdefault(child, []).append((owner, key))
-    return owners
 
 
 def _arguments(model: nn.Module) -> list[Left]:
