@@ -10,7 +10,7 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES: dict[str, tuple[list[str], dict[str, Any], float]] = {
     "plain_loop": (["sklearn"], {"epochs": 6}, 0.7),
-    "timm_resnet": (["sklearn", "timm"], {"epochs": 3, "batch_size": 32, "rows": 640, "name": "resnet10t"}, 0.3),
+    "timm_resnet": (["sklearn", "timm"], {"name": "resnet10t", "epochs": 2, "channels": (16, 32, 64, 128)}, 0.7),
     "hf_text": (["transformers", "accelerate"], {"steps": 60}, 0.9),
     "lightning_digits": (
         ["sklearn", "lightning"],
