@@ -86,13 +86,16 @@ class Model(nn.Module):
         self.weights = nn.Dropout(0.2)
         self.tokens = self.again = nn.Dropout(0.3)
         self.out = nn.Linear(8, 8)
+        self.turned = nn.Dropout(0.35)
+        self.read = nn.Linear(8, 8)
         self.unused = nn.Dropout(0.4)
         self.both = nn.Dropout(0.5)
         self.lost = nn.Dropout(0.6)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv2(self.maps(torch.relu(self.conv(x))))
-        x = self.both(x).mT
+        x = self.turned(self.both(x).mT)
+        x = x + self.read(x)
         attention = self.weights((x @ x.mT).softmax(-1))
         x = self.both(self.out(self.tokens(attention @ x)))
         return self.lost(x.sin()) + 1
@@ -102,7 +105,11 @@ def test_example_inputs_tell_by_what_comes_before_and_after() -> None:
     model = Model()
     assert swapped(model)[0] == {}
     noises, left = swapped(model, example_inputs=(torch.randn(2, 4, 6),))
-    assert {name: type(noise) for name, noise in noises.items()} == {"maps": ro.RotationOut1d, "tokens": ro.RotationOut}
+    assert {name: type(noise) for name, noise in noises.items()} == {
+        "maps": ro.RotationOut1d,
+        "tokens": ro.RotationOut,
+        "turned": ro.RotationOut,
+    }
     assert model.tokens is model.again is noises["tokens"]
     assert "attention weights" in left["weights"]
     assert "not called" in left["unused"]

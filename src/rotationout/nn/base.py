@@ -157,5 +157,5 @@ class CentredNoise(Noise):
         weight = None if mask is None else mask_weight(mask, x.shape[:dim] + x.shape[dim + 1 :])
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
         kept = self.running_mean.dtype  # nothing seen, nothing learned: the weight of no rows is zero
-        seen = (rows > 0).to(kept) if isinstance(rows, Tensor) else float(rows > 0)
+        seen = (rows > 0).to(kept) if isinstance(rows, Tensor) else (1.0 if rows > 0 else 0.0)
         self.running_mean.lerp_(mean.to(kept), self.momentum * seen)
