@@ -272,3 +272,22 @@ MAP = torch.randn(2, 8, 4, 4)
 def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("center", [None, "batch"])
+def test_what_follows_a_layer_may_change_its_output_in_place(center: str | None) -> None:
+    for layer, shape in (
+        (ro.RotationOut(0.5, center=center), (4, 6)),
+        (ro.RotationOut2d(0.5, center=center), (2, 6, 3, 3)),
+    ):
+        x = torch.randn(shape, requires_grad=True)
+        (expected,) = torch.autograd.grad(torch.relu(seeded(layer, x)).square().sum(), x)
+        (ours,) = torch.autograd.grad(torch.relu_(seeded(layer, x)).square().sum(), x)
+        torch.testing.assert_close(ours, expected)
+        _, derivative = torch.func.jvp(lambda x: torch.relu_(seeded(layer, x)), (x.detach(),), (torch.ones_like(x),))  # noqa: B023
+        assert derivative.shape == x.shape
+
+
+def seeded(layer: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    return layer(x)

@@ -6,6 +6,9 @@ only the draw.
 
 There are three classes for each operator, with one backward. Under torch.compile the first is traced; the second adds
 forward-mode AD and vmap; the third, for everyday use, has its context in forward, which torch calls three times faster.
+
+What a kernel returns may be a view, in which autograd would refuse changes in place, but ``nn.ReLU(inplace=True)`` may
+well follow. So none of the classes returns one: ``.data`` is the same memory without that past.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import reference
+from . import opaque, reference
 from .dispatch import implementation
 
 __all__ = ["feature_sum", "rotate", "rotate_centred"]
@@ -111,7 +114,9 @@ class _Rotate(Function):
         adjoint: bool,
         backend: str | None,
     ) -> Tensor:
-        return cast(Tensor, implementation(x, backend).rotate(x, mean, tan, index, seed, dim, adjoint))
+        kernels = implementation(x, backend)
+        output = kernels.rotate(x, mean, tan, index, seed, dim, adjoint)
+        return cast(Tensor, output if kernels is opaque else output.clone())  # a compiler fuses the clone
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -154,11 +159,11 @@ class _RotateTransformed(_Rotate):
 class _RotateEager(Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        _x, mean, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
+        x, mean, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
         ctx.mean_shape, ctx.mean_dtype = (None, None) if mean is None else (mean.shape, mean.dtype)
         ctx.save_for_backward(tan, index, seed)
         ctx.set_materialize_grads(False)
-        return _Rotate.forward(*inputs)
+        return cast(Tensor, implementation(x, ctx.backend).rotate(x, mean, tan, index, seed, ctx.dim, ctx.adjoint).data)
 
     backward = _Rotate.backward
 
@@ -175,7 +180,9 @@ class _RotateCentred(Function):
         adjoint: bool,
         backend: str | None,
     ) -> Tensor:
-        return cast(Tensor, implementation(x, backend).rotate_centred(x, weight, tan, index, seed, dim, adjoint))
+        kernels = implementation(x, backend)
+        output = kernels.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
+        return cast(Tensor, output if kernels is opaque else output.clone())  # a compiler fuses the clone
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -210,9 +217,12 @@ class _RotateCentredTransformed(_RotateCentred):
 class _RotateCentredEager(Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        _x, weight, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
+        x, weight, tan, index, seed, ctx.dim, ctx.adjoint, ctx.backend = inputs
         ctx.save_for_backward(weight, tan, index, seed)
         ctx.set_materialize_grads(False)
-        return _RotateCentred.forward(*inputs)
+        return cast(
+            Tensor,
+            implementation(x, ctx.backend).rotate_centred(x, weight, tan, index, seed, ctx.dim, ctx.adjoint).data,
+        )
 
     backward = _RotateCentred.backward

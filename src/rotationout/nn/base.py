@@ -86,6 +86,8 @@ class CentredNoise(Noise):
 
     _fewest_features = 1
     running_mean: Tensor | None
+    tracking = True
+    """Whether the running mean, if there is one, learns from what the layer sees."""
 
     def __init__(
         self,
@@ -150,10 +152,10 @@ class CentredNoise(Noise):
 
     def _track_mean(self, x: Tensor, mask: Tensor | None, dim: int) -> None:
         """Bring the running mean up to date, if there is one."""
-        if self.running_mean is None:
+        if self.running_mean is None or not self.tracking:
             return
         weight = None if mask is None else mask_weight(mask, x.shape[:dim] + x.shape[dim + 1 :])
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
         kept = self.running_mean.dtype  # nothing seen, nothing learned: the weight of no rows is zero
-        seen = (rows > 0).to(kept) if isinstance(rows, Tensor) else float(rows > 0)
+        seen = (rows > 0).to(kept) if isinstance(rows, Tensor) else (1.0 if rows > 0 else 0.0)
         self.running_mean.lerp_(mean.to(kept), self.momentum * seen)

@@ -1,0 +1,59 @@
+"""A text classifier of Hugging Face with its Trainer: Dropout on hidden states swapped for rotations, and a callback.
+
+python examples/hf_text.py   (random weights and a vocabulary of its own; any AutoModel works alike)
+"""
+
+import tempfile
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+
+import rotationout as ro
+
+PRAISE = ["a fine warm film", "the acting is superb", "i loved every minute", "bright funny and kind", "a joy to watch"]
+BLAME = ["a dull cold film", "the acting is wooden", "i hated every minute", "dim slow and cruel", "a chore to watch"]
+WORDS = sorted({word for text in PRAISE + BLAME for word in text.split()})
+
+
+class ScheduleCallback(TrainerCallback):
+    """Moves a strength schedule on after every optimizer step."""
+
+    def __init__(self, schedule: ro.Schedule) -> None:
+        self.schedule = schedule
+
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
+        """An optimizer step is done."""
+        self.schedule.step()
+
+
+def encode(text: str, label: int, length: int = 6) -> dict[str, torch.Tensor]:
+    """Words as numbers, 1 for the start and 0 for padding."""
+    ids = [1] + [WORDS.index(word) + 2 for word in text.split()]
+    ids += [0] * (length - len(ids))
+    return {
+        "input_ids": torch.tensor(ids),
+        "attention_mask": torch.tensor(ids).ne(0).long(),
+        "labels": torch.tensor(label),
+    }
+
+
+def main(steps: int = 60) -> float:
+    """Learn the sentences above; the accuracy on them."""
+    torch.manual_seed(0)
+    data = [encode(text, label) for label, texts in enumerate((BLAME, PRAISE)) for text in texts]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(WORDS) + 2, max_position_embeddings=8, **sizes))
+    print(ro.swap(model))  # attention weights are left alone
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, max_steps=steps, learning_rate=5e-3, save_strategy="no", report_to="none", disable_tqdm=True
+        )
+        callback = ScheduleCallback(ro.Schedule.ramp(model, steps=steps // 2))
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+        trainer.train()
+        answers = trainer.predict(data)
+    return float((answers.predictions.argmax(1) == answers.label_ids).mean())
+
+
+if __name__ == "__main__":
+    print(f"accuracy {main():.2f}")

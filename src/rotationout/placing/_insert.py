@@ -1,0 +1,257 @@
+"""Place noise before or after modules of a model, and take it away again."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ..nn import ShakeShake, WeightDrop
+from ..nn.stack_noise import noise_for
+from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
+from ._probe import called, read_only
+from ._report import Change, Left, Report
+from ._select import Candidate, Predicate, Selection, candidates, check_model, holders, select
+from ._slot import After, Before, Slot, attach, detach, slots
+
+__all__ = ["insert", "place", "plan", "remove"]
+
+Noises = nn.Module | Callable[[str, nn.Module], nn.Module]
+Plan = tuple[list[tuple[Candidate, Slot]], list[Left]]
+
+
+def insert(
+    model: nn.Module,
+    noise: Noises,
+    *,
+    before: Selection | None = None,
+    after: Selection | None = None,
+    within: str | Sequence[str] | None = None,
+    where: Predicate | None = None,
+    dim: int | None = None,
+    example_inputs: Any = None,
+) -> Report:
+    """Place a copy of ``noise`` before or after every module that is meant.
+
+    Parameters, the keys of the state_dict and outputs in eval mode stay what they are (a running mean of the noise is a
+    key more), and `remove` undoes it. A module that is called several times has noise at every call, drawn anew; one
+    that is used in several places has it in all of them. Insert first, then wrap, compile or script the model, and
+    build a `rotationout.Schedule`.
+
+    A noise after a module that returns a tuple is on its first entry: of an LSTM the sequence, not the states. A noise
+    at a `torch.nn.Sequential` is placed at its first or last step.
+
+    Args:
+        model: changed in place.
+        noise: a noise without parameters, e.g. ``RotationOut2d(0.2)``; or a function that makes one for a
+            (name, module), e.g. for running means of different sizes.
+        before: types of modules, or patterns of their names, in which a * stands for anything: ``nn.Conv2d``,
+            ``"layer4.*.conv1"``, or several in a list.
+        after: the same; give one of the two. If only ``where`` is given, noise goes after what it chooses.
+        within: names or patterns of parts of the model: only modules inside them.
+        where: a predicate (name, module): only modules for which it is true.
+        dim: the feature axis there. It is known for convolutions and pools (channels) and for linear, recurrent and
+            attention layers, LayerNorm and embeddings (the last axis), not for an activation or a block of your own.
+            The noise then sees that axis where it looks for features: last for `RotationOut`, first after the batch
+            for maps.
+        example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
+            arguments, or a mapping of keyword arguments. Modules that were not called are then left alone. Without it
+            that is known of those whose owner, by its code, reads their weights and never calls them, as
+            `torch.nn.MultiheadAttention` does.
+
+    Returns:
+        What went where, and what was left alone because noise there would never act; ``print`` it.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> import rotationout as ro
+    >>> print(ro.insert(model, ro.nn.GaussianDropout(0.2), before=nn.Linear, where=lambda name, m: name != "0"))
+    1 placed
+      GaussianDropout(p=0.2) before Linear: 2
+    """
+    return place(
+        plan(
+            model,
+            noise,
+            before=before,
+            after=after,
+            within=within,
+            where=where,
+            dim=dim,
+            example_inputs=example_inputs,
+        )
+    )
+
+
+def remove(model: nn.Module) -> Report:
+    """Take away everything that `insert` has placed in a model, which is then as it was.
+
+    >>> import rotationout as ro
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 2))
+    >>> len(ro.insert(model, ro.RotationOut(0.2), after=nn.Linear)), len(ro.remove(model)), len(ro.remove(model))
+    (2, 2, 0)
+    """
+    check_model(model)
+    removed = []
+    for candidate in candidates(model):
+        for slot in slots(candidate.module):
+            removed.append(_change(candidate, slot))
+            detach(candidate.module, slot)
+    return Report(tuple(removed))
+
+
+def plan(
+    model: nn.Module,
+    noise: Noises,
+    *,
+    before: Selection | None = None,
+    after: Selection | None = None,
+    within: str | Sequence[str] | None = None,
+    where: Predicate | None = None,
+    dim: int | None = None,
+    example_inputs: Any = None,
+) -> Plan:
+    """What `insert` would do: slots with their noises, and what is left alone. The model is not touched."""
+    check_model(model)
+    if before is not None and after is not None:
+        raise ValueError("give before or after, not both; insert twice to have noise on both sides")
+    if before is None and after is None and where is None:
+        raise ValueError("say where: before=… or after=…, a type or a pattern of names, or where=…, a predicate")
+    if isinstance(dim, bool) or not isinstance(dim, int | None):
+        raise TypeError(f"dim must be an integer, the feature axis, got {type(dim).__name__} {dim!r}")
+    side, selection = ("before", before) if before is not None else ("after", nn.Module if after is None else after)
+    found = candidates(model)
+    argument = side if before is not None or after is not None else "where"
+    by_module = {candidate.module: candidate for candidate in found}
+    owners = holders(model)
+    ran = None if example_inputs is None else called(model, example_inputs)
+    planned: dict[nn.Module, tuple[Candidate, Slot]] = {}
+    left = []
+    for chosen in select(found, argument, selection, within, where):
+        target = by_module[_step(chosen.name, chosen.module, side)]
+        why = _uncalled(target.module, owners.get(target.module, []), ran)
+        if why:
+            left.append(Left(target.name, type(target.module).__name__, why))
+            continue
+        if target.module not in planned:
+            planned[target.module] = target, _slot(target, noise, side, dim, model)
+    if not planned:
+        raise ValueError(f"nothing to place noise {side}: " + "; ".join(map(str, left)))
+    return list(planned.values()), left
+
+
+def place(planned: Plan) -> Report:
+    """Carry out a plan: all of it or, should a module refuse, nothing."""
+    places, left = planned
+    done: list[tuple[nn.Module, Slot]] = []
+    try:
+        for candidate, slot in places:
+            attach(candidate.module, slot)
+            done.append((candidate.module, slot))
+    except BaseException:
+        for module, slot in done:
+            detach(module, slot)
+        raise
+    return Report(tuple(_change(*one) for one in places), tuple(left))
+
+
+def _change(candidate: Candidate, slot: Slot) -> Change:
+    side = "before" if isinstance(slot, Before) else "after"
+    return Change(candidate.name, type(candidate.module).__name__, side, slot.noise, candidate.names[1:])
+
+
+def _uncalled(module: nn.Module, owners: list[tuple[nn.Module, str]], ran: set[nn.Module] | None) -> str | None:
+    """Why a hook at a module would never run, if that is so."""
+    if ran is not None:
+        return None if module in ran else "it was not called in a run of the model"
+    if owners and all(key in read_only(cast(Any, type(owner))) for owner, key in owners):
+        kind = type(owners[0][0]).__name__
+        return f"{kind} reads its weights and does not call it: noise there would never act; place it at the {kind}"
+    return None
+
+
+def _step(name: str, module: nn.Module, side: str) -> nn.Module:
+    """The module to place noise at: itself, or of a container the first or last step."""
+    while isinstance(module, nn.Sequential):
+        if type(module).forward is not nn.Sequential.forward:
+            raise ValueError(
+                f"{name!r} is a {type(module).__name__}, a nn.Sequential with a forward of its own, which may take a "
+                "noise for one of its steps: choose a module inside"
+            )
+        if not len(module):
+            raise ValueError(f"{name!r} is an empty nn.Sequential: there is nothing to place noise {side}")
+        module = module[0 if side == "before" else len(module) - 1]
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+        raise ValueError(f"{name!r} is a {type(module).__name__}, which is never called: choose the modules in it")
+    return module
+
+
+def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: nn.Module) -> Slot:
+    """A slot with a noise of its own that fits the place, or an error that says why none does."""
+    name, module = target.name, target.module
+    kind = Before if side == "before" else After
+    if hasattr(module, kind.key):
+        raise ValueError(f"there is a noise {side} {name!r} already; rotationout.remove(model) takes all of them away")
+    if side == "before" and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        raise ValueError(f"{name!r} is an {type(module).__name__}, which takes indices: place noise after it")
+    if side == "after" and isinstance(module, nn.RNNCellBase):
+        raise ValueError(
+            f"what {name!r}, a {type(module).__name__}, returns is its state too, which noise would disturb from step "
+            "to step: place noise before it, or at what uses its output"
+        )
+    made = noise if isinstance(noise, nn.Module) else noise(name, module) if callable(noise) else noise
+    own = _copy(made, name, module)
+    axis = _axis(own, name, module, side, dim)
+    tensor = next((t for part in (module, model) for t in (*part.parameters(), *part.buffers())), torch.empty(0))
+    own.to(tensor.device).train(module.training)
+    argument = next(iter(inspect.signature(module.forward).parameters), "input")
+    slot = kind(own, place=name, dim=axis, dims=dims_of_noise(own) or 0, argument=argument)
+    return slot.train(module.training)
+
+
+def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    if not isinstance(noise, nn.Module):
+        raise TypeError(f"noise must be a module, e.g. RotationOut(0.2), or a function that makes one, got {noise!r}")
+    if isinstance(noise, ShakeShake | WeightDrop) or next(noise.parameters(), None) is not None:
+        raise TypeError(
+            f"noise must take one tensor and have no parameters of its own, got {type(noise).__name__}; "
+            "see rotationout.registry.table()"
+        )
+    sequences = getattr(module, "self_attn", module)  # a transformer layer says it there
+    if isinstance(sequences, nn.RNNBase | nn.MultiheadAttention):
+        return noise_for(f"noise at {name!r}", noise, sequences.batch_first)
+    return copy.deepcopy(noise)
+
+
+def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | None) -> int | None:
+    """Check that a noise looks for features where they are; the axis to move to its place, if there is one to move."""
+    wanted = dims_of_noise(noise)
+    if wanted is None and not takes_axis(noise):
+        return None
+    known = dims_of_module(module)
+    if dim is None and known is None:
+        raise ValueError(
+            f"where features are {side} {name!r} cannot be known from its type, {type(module).__name__}: say it with "
+            "dim, e.g. dim=-1 for vectors and tokens (…, D) or dim=1 for maps (N, C, H, W)"
+        )
+    if takes_axis(noise):
+        cast(Any, noise).dim = dim if dim is not None else -1 - (known or 0)
+        dim = None
+    elif dim is None and wanted != known:
+        there = "features on the last axis" if known == 0 else f"maps, with {known} axes after the channels"
+        right = "RotationOut" if known == 0 else f"RotationOut{known}d"
+        raise ValueError(
+            f"{type(noise).__name__} does not fit {side} {name!r}: {type(module).__name__} has {there}; use {right} "
+            "there, or say with dim which axis has the features"
+        )
+    mean = getattr(noise, "running_mean", None)
+    width = width_of_module(module, side)
+    if mean is not None and width is not None and mean.numel() != width:
+        raise ValueError(
+            f"num_features = {mean.numel()} of {type(noise).__name__} does not fit {side} {name!r}, which has {width} "
+            "features; pass a function of (name, module) that makes a noise for each place"
+        )
+    return dim

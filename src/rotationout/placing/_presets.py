@@ -1,0 +1,113 @@
+"""The placements of the paper, for residual networks whose stages are called layer1, layer2 and so on.
+
+Those of torchvision and timm are, and most written by hand. Noise goes before the convolutions of the residual
+branches, after the ReLU (the paper's "Dropout-b"), never on the shortcut.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from ..nn import RotationOut, RotationOut2d
+from ._insert import Noises, place, plan
+from ._report import Report
+from ._select import Predicate, candidates, check_model, near
+
+__all__ = ["insert_blocks", "insert_in_stages"]
+
+_SHORTCUTS = ("downsample", "shortcut", "skip", "residual", "identity", "proj")
+
+
+def insert_in_stages(model: nn.Module, noise: Noises, *, last: int = 1) -> Report:
+    """Place a copy of ``noise`` before every convolution of the last stages of a ResNet.
+
+    The paper's placement on CIFAR100: the last stage of ResNet110, the last two of WideResNet28-10.
+
+    Args:
+        model: a ResNet or WideResNet of torchvision or timm, or one with stages of the same names, changed in place.
+        noise: a noise for maps, e.g. ``RotationOut2d(0.5)``, or a function of (name, module) that makes one.
+        last: how many stages, counted from the end.
+
+    Returns:
+        What went where; `rotationout.remove` undoes it.
+    """
+    return place(plan(model, noise, before=nn.Conv2d, where=_in_branches(_stages(model, last))))
+
+
+def insert_blocks(
+    model: nn.Module,
+    p: float = 0.2,
+    *,
+    block_sizes: tuple[int, ...] = (7, 3),
+    coverage: float | None = None,
+    linear: bool = True,
+) -> Report:
+    """Turn features inside random blocks, before every convolution of the last stages of a ResNet.
+
+    The paper's placement on ImageNet: blocks of 7 × 7 in Res3 and 3 × 3 in Res4, and a rotation before the last linear
+    layer, all with λ = 1/4.
+
+    Args:
+        model: as in `insert_in_stages`.
+        p: drop probability of the Dropout that the rotations are matched to, inside the blocks.
+        block_sizes: for the last stages, that of the very last one last.
+        coverage: the probability with which a position lies in a block, 0.1 if not given (the paper does not say).
+        linear: a `RotationOut` before the last linear layer too.
+
+    Returns:
+        What went where; `rotationout.remove` undoes it.
+    """
+    stages = _stages(model, len(block_sizes))
+    plans = []
+    for stage, size in zip(stages, block_sizes, strict=True):
+        noise = RotationOut2d(p, block_size=size, coverage=coverage)
+        plans.append(plan(model, noise, before=nn.Conv2d, where=_in_branches([stage])))
+    if linear:
+        plans.append(plan(model, RotationOut(p), before=_last_linear(model)))
+    return place(([slot for slots, _ in plans for slot in slots], [one for _, left in plans for one in left]))
+
+
+def _stages(model: nn.Module, last: int) -> list[str]:
+    """The names of the last stages, the very last one last."""
+    check_model(model)
+    if isinstance(last, bool) or not isinstance(last, int) or last < 1:
+        raise ValueError(f"the number of stages must be a positive integer, got {last!r}")
+    names = [candidate.name for candidate in candidates(model)]
+    numbered: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        stage = re.fullmatch(r"((?:.*\.)?layer)(\d+)", name)
+        if stage:
+            numbered.setdefault(stage[1], []).append((int(stage[2]), name))
+    if len(numbered) != 1:
+        found = f"there are {len(numbered)} rows of them" if numbered else near("layer4", names)
+        raise ValueError(
+            f"the stages of a ResNet are called layer1, layer2, …, and {found}; "
+            "say where with rotationout.insert(model, noise, before=nn.Conv2d, within=…)"
+        )
+    stages = [name for _, name in sorted(next(iter(numbered.values())))]
+    if last > len(stages):
+        raise ValueError(f"asked for the last {last} stages, but the model has {len(stages)}: {', '.join(stages)}")
+    return stages[-last:]
+
+
+def _in_branches(stages: list[str]) -> Predicate:
+    """Whether a module is a direct child of a block of these stages, and not its shortcut.
+
+    Convolutions further down, in squeeze-and-excitation say, are not the block's own.
+    """
+    block = "|".join(map(re.escape, stages))
+
+    def belongs(name: str, module: nn.Module) -> bool:
+        child = re.fullmatch(rf"(?:{block})\.\d+\.([^.]+)", name)
+        return child is not None and not any(word in child[1] for word in _SHORTCUTS)
+
+    return belongs
+
+
+def _last_linear(model: nn.Module) -> str:
+    linear = [candidate.name for candidate in candidates(model) if isinstance(candidate.module, nn.Linear)]
+    if not linear or not linear[-1]:
+        raise ValueError("the model has no linear layer to place noise before; linear=False leaves it out")
+    return linear[-1]

@@ -1,0 +1,185 @@
+"""On which axis a Dropout has its features: by what comes before and after it, in the code or in a run of the model."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import is_noise
+from ._layout import dims_of_module
+
+__all__ = ["Seen", "called", "dims_between", "read_only", "watch"]
+
+_Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass
+class Seen:
+    """What was seen of a Dropout while the model ran.
+
+    Attributes:
+        calls: how often it was called.
+        dims: how many axes follow the features, as its neighbours say; all answers.
+        attention: whether it was given attention weights, or values that cannot be told from them.
+    """
+
+    calls: int = 0
+    dims: set[int] = field(default_factory=set)
+    attention: bool = False
+
+
+def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) -> dict[nn.Module, Seen]:
+    """Run a model once, in eval mode and without gradients, and see what its Dropouts are given."""
+    run = _Run({dropout: Seen() for dropout in dropouts})
+    telling = [m for m in model.modules() if m in run.seen or _keeps_axes(m) or dims_of_module(m) is not None]
+    _run(model, example_inputs, telling, run.record)
+    return run.conclude()
+
+
+def called(model: nn.Module, example_inputs: Any) -> set[nn.Module]:
+    """The modules that are called in a run of a model, in eval mode and without gradients."""
+    found: set[nn.Module] = set()
+    _run(model, example_inputs, model.modules(), lambda module, *_: found.add(module))
+    return found
+
+
+@cache
+def read_only(owner: type[nn.Module]) -> frozenset[str]:
+    """The children whose weights the code of a module reads without calling them, by their names.
+
+    That of nn.MultiheadAttention reads ``self.out_proj.weight``, and Swin transformers do so too.
+
+    >>> read_only(nn.MultiheadAttention)
+    frozenset({'out_proj'})
+    """
+    code = [
+        _source(function)
+        for base in owner.__mro__
+        if base is not nn.Module and issubclass(base, nn.Module)
+        for name, function in vars(base).items()
+        if inspect.isfunction(function) and not re.match("_*(init|reset|tie)", name)
+    ]
+    text = "\n".join(code)
+    read = re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|size|ndim))", text)
+    return frozenset(read) - frozenset(re.findall(r"\bself\.(\w+)\(", text))
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed at a prompt, or generated
+        return ""
+
+
+def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], record: Callable[..., None]) -> None:
+    """Run a model once and let ``record`` see the calls of some of its modules."""
+    handles = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
+    try:
+        with torch.no_grad(), _eval_mode(model):
+            if isinstance(example_inputs, Mapping):
+                model(**example_inputs)
+            elif isinstance(example_inputs, tuple | list):
+                model(*example_inputs)
+            else:
+                model(example_inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Run:
+    """Which tensors the modules were given and gave, and so where those have their features."""
+
+    def __init__(self, seen: dict[nn.Module, Seen]) -> None:
+        self.seen = seen
+        self.kept: list[Tensor] = []  # else a tensor's memory would be another's later on
+        self.known: dict[_Key, set[int]] = {}
+        self.alike: dict[_Key, set[_Key]] = {}
+        self.given: list[tuple[nn.Module, Tensor]] = []
+
+    def record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        value = args[0] if args else next(iter(kwargs.values()), None)
+        result = output[0] if isinstance(output, tuple) and output else output
+        tensors = [t for t in (value, result) if isinstance(t, Tensor) and t.is_floating_point()]
+        self.kept += tensors
+        dims = dims_of_module(module)
+        if module in self.seen:
+            self.given += [(module, tensors[0])] if tensors else []
+        elif dims is not None:
+            for tensor in tensors:
+                self.known.setdefault(_key(tensor), set()).add(dims)
+        elif len(tensors) == 2:
+            before, after = map(_key, tensors)
+            self.alike.setdefault(before, set()).add(after)
+            self.alike.setdefault(after, set()).add(before)
+
+    def conclude(self) -> dict[nn.Module, Seen]:
+        for dropout, tensor in self.given:
+            seen = self.seen[dropout]
+            seen.calls += 1
+            seen.attention |= _may_be_attention(tensor)
+            seen.dims |= {0} if tensor.ndim <= 2 else self._dims(_key(tensor))
+        return self.seen
+
+    def _dims(self, key: _Key) -> set[int]:
+        """What is known of a tensor, and of those that differ from it by an activation only."""
+        reached, todo = {key}, [key]
+        while todo:
+            new = self.alike.get(todo.pop(), set()) - reached
+            reached |= new
+            todo += new
+        return {dims for one in reached for dims in self.known.get(one, ())}
+
+
+def dims_between(steps: nn.Sequential, place: int) -> int | None:
+    """How many axes follow the features at a step of a nn.Sequential, if its neighbours agree on it."""
+    around = []
+    for others in (list(steps)[place + 1 :], list(steps)[:place][::-1]):
+        neighbour = next((step for step in others if not _keeps_axes(step)), None)
+        if isinstance(neighbour, nn.Flatten) and others and (neighbour.start_dim, neighbour.end_dim) == (1, -1):
+            around.append(0 if neighbour in list(steps)[:place] else None)
+        else:
+            around.append(None if neighbour is None else dims_of_module(neighbour))
+    known = {dims for dims in around if dims is not None}
+    return known.pop() if len(known) == 1 else None
+
+
+def _keeps_axes(module: nn.Module) -> bool:
+    """Whether a module gives what it takes, axis by axis: activations and noises."""
+    activation = type(module).__module__ == "torch.nn.modules.activation"
+    mixes = isinstance(module, nn.MultiheadAttention | nn.GLU | nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Softmin)
+    return (activation and not mixes) or isinstance(module, nn.Identity) or is_noise(module)
+
+
+def _key(tensor: Tensor) -> _Key:
+    """A tensor's memory and how it lies there: a transposed view is another tensor."""
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _may_be_attention(tensor: Tensor) -> bool:
+    """Whether the last axis has weights that sum to one; what is not finite may be anything."""
+    if tensor.ndim < 3 or tensor.numel() == 0:
+        return False
+    total = tensor.double().sum(-1)
+    if not bool(total.isfinite().all()):
+        return True
+    return bool((tensor >= 0).all()) and bool(((total - 1).abs() < 1e-2).all())
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,79 @@
+"""What was done to a model, and what was left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+
+__all__ = ["Change", "Left", "Report"]
+
+
+class Change(NamedTuple):
+    """A noise and where it went.
+
+    Attributes:
+        name: of the module it was placed at, or whose place it took; empty for the model itself.
+        module: that module, in words.
+        side: ``"before"``, ``"after"`` or ``"instead of"`` it.
+        noise: the noise itself, now part of the model.
+        also: other names of the module, if it is used in several places.
+    """
+
+    name: str
+    module: str
+    side: str
+    noise: nn.Module
+    also: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """All names of the module, for a sentence."""
+        also = f" (also {', '.join(self.also)})" if self.also else ""
+        return f"{self.name or 'the model'}{also}"
+
+
+class Left(NamedTuple):
+    """A module that was left alone, and why."""
+
+    name: str
+    module: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model'} ({self.module}): {self.why}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What went where; ``print`` it.
+
+    Attributes:
+        changed: the noises that were placed.
+        left: what looked like a place but was left alone.
+    """
+
+    changed: tuple[Change, ...] = ()
+    left: tuple[Left, ...] = ()
+
+    @property
+    def noises(self) -> list[nn.Module]:
+        """The noises that were placed, for `rotationout.Schedule` say."""
+        return [change.noise for change in self.changed]
+
+    def __len__(self) -> int:
+        return len(self.changed)
+
+    def __add__(self, other: Report) -> Report:
+        return Report(self.changed + other.changed, self.left + other.left)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.changed)} placed"]
+        groups: dict[str, list[str]] = {}
+        for change in self.changed:
+            groups.setdefault(f"{change.noise!r} {change.side} {change.module}", []).append(change.place)
+        lines += [f"  {what}: {', '.join(places)}" for what, places in groups.items()]
+        if self.left:
+            lines += [f"{len(self.left)} left alone", *(f"  {left}" for left in self.left)]
+        return "\n".join(lines)

@@ -1,0 +1,175 @@
+"""Noise at test time: a model that answers n times, and how much its answers differ.
+
+As in Monte-Carlo dropout (Gal and Ghahramani 2016), with any noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
+from ..nn.base import CentredNoise
+from ..registry import is_noise
+
+__all__ = ["Samples", "predict_samples", "sampling"]
+
+
+class Samples(NamedTuple):
+    """What n answers have in common: their mean and their standard deviation (n − 1 in the denominator)."""
+
+    mean: Tensor
+    std: Tensor
+
+
+@contextmanager
+def sampling(model: nn.Module) -> Iterator[None]:
+    """Turn the noises of a model on and leave the rest in eval mode; afterwards everything is as it was.
+
+    Noises are those that `rotationout.registry.is_noise` knows, torch's Dropout among them. Running means, those of the
+    noises too, do not change. Dropout that is an argument of another module (``nn.LSTM(dropout=…)``,
+    ``nn.MultiheadAttention(dropout=…)``) stays off.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    >>> with sampling(model):
+    ...     [module.training for module in model]
+    [False, False, True]
+    >>> model[2].training
+    False
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    modes = {module: module.training for module in model.modules()}
+    noises = [module for module in modes if is_noise(module)]
+    if not noises:
+        raise ValueError("the model has no noise to sample: rotationout.insert places some")
+    tracking = [noise for noise in noises if isinstance(noise, CentredNoise)]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # it skips the noises of a transformer layer in eval mode
+        for module in modes:
+            module.training = False
+        for noise in noises:
+            noise.training = True
+        for noise in tracking:
+            noise.tracking = False
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for noise in tracking:
+            noise.tracking = True
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def predict_samples(
+    model: nn.Module,
+    x: Any,
+    n: int,
+    *,
+    batch_size: int | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+) -> Samples:
+    """Ask a model n times with noise; without gradients, and repeatable by ``torch.manual_seed``.
+
+    Args:
+        model: in any mode, see `sampling`.
+        x: what the model takes: a tensor, a tuple of arguments, or a mapping of keyword arguments. The first axis of
+            every tensor is that of examples.
+        n: how many samples, at least 2.
+        batch_size: the most examples in a call, all of ``x`` if not given. If it is more than that, several samples go
+            together where every example has noise of its own; not where a call shares a draw. Noise about a batch
+            mean is about that of the examples in a call.
+        output: makes a tensor of what the model returns, first axis examples: ``lambda out: out.logits.softmax(-1)``.
+
+    Returns:
+        Mean and standard deviation over the samples, in float32 at least.
+
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    >>> mean, std = predict_samples(model, torch.randn(10, 4), 50, batch_size=100)
+    >>> mean.shape, bool((std > 0).all())
+    (torch.Size([10, 3]), True)
+    """
+    for name, number, least in (("n", n, 2), ("batch_size", 1 if batch_size is None else batch_size, 1)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ValueError(f"{name} must be an integer, at least {least}, got {number!r}")
+    args, kwargs = _arguments(x)
+    examples = _examples([*args, *kwargs.values()])
+    most = examples if batch_size is None else batch_size
+    with torch.no_grad(), sampling(model):
+        together = max(most // examples, 1) if all(_own_draws(module) for module in model.modules()) else 1
+        parts = [
+            _moments(model, args, kwargs, range(start, min(start + most, examples)), n, min(together, n), output)
+            for start in range(0, examples, most)
+        ]
+    return Samples(torch.cat([mean for mean, _ in parts]), torch.cat([std for _, std in parts]))
+
+
+def _moments(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rows: range,
+    n: int,
+    together: int,
+    output: Callable[[Any], Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Mean and deviation for some examples, one pass over the samples (Welford 1962)."""
+    mean = squares = torch.zeros(())
+    for done in range(0, n, together):
+        copies = min(together, n - done)
+
+        def repeated(value: Any, copies: int = copies) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            part = value[rows.start : rows.stop]
+            return part.repeat(copies, *[1] * (part.ndim - 1)) if copies > 1 else part
+
+        answer = model(*map(repeated, args), **{name: repeated(value) for name, value in kwargs.items()})
+        answers = _check_output(answer if output is None else output(answer), len(rows) * copies)
+        for k, sample in enumerate(answers.unflatten(0, (copies, len(rows))), start=done + 1):
+            difference = sample - mean
+            mean = mean + difference / k
+            squares = squares + difference * (sample - mean)
+    return mean, (squares / (n - 1)).sqrt()
+
+
+def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return (tuple(x), {}) if isinstance(x, tuple | list) else ((x,), {})
+
+
+def _examples(values: list[Any]) -> int:
+    shapes = {tuple(value.shape[:1]) for value in values if isinstance(value, Tensor)}
+    if len(shapes) != 1 or shapes & {(), (0,)}:
+        raise ValueError(
+            "x must hold tensors whose first axis is that of examples, as many in each and at least one, got "
+            + (", ".join(str(tuple(v.shape)) for v in values if isinstance(v, Tensor)) or "no tensor")
+        )
+    return int(shapes.pop()[0])
+
+
+def _check_output(output: Any, rows: int) -> Tensor:
+    if not isinstance(output, Tensor) or output.ndim == 0 or output.size(0) != rows:
+        found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise TypeError(
+            f"the model must give a tensor with a row for each of its {rows} examples, got {found}; "
+            "pick it with output, e.g. output=lambda out: out.logits"
+        )
+    return output if output.dtype in (torch.float32, torch.float64) else output.float()
+
+
+def _own_draws(module: nn.Module) -> bool:
+    """Whether every example has noise of its own, if the module is a noise."""
+    if not is_noise(module):
+        return True
+    if isinstance(module, RotationOut | RotationOut1d | RotationOut2d | RotationOut3d | RotationOutSequence):
+        return module.center != "batch" and "batch" not in (module.draw.pairing_per, module.draw.angle_per)
+    if isinstance(module, CentredNoise):
+        return module.center != "batch"
+    return isinstance(module, LockedDropout | nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)

@@ -1,0 +1,129 @@
+"""A strength that changes while a model trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .. import strength
+from ..nn.base import Noise
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """Sets the strength of noises step by step: p = factor(step) · the p that a noise had at first.
+
+    Call `step` once after every optimizer step. A compiled model follows without recompiling, except once when p
+    becomes exactly zero or ceases to be (`early`, `late`, `fade_out`): noise that is off costs nothing.
+
+    p is not part of a model's state_dict: save ``schedule.state_dict()`` too. To go on, build model and schedule as
+    before and load it.
+
+    Args:
+        noises: a model, of which all layers of `rotationout` are scheduled; or the modules themselves, anything with a
+            ``p``. (Torch's own Dropout can be scheduled so too, but a compiled model recompiles at every change.)
+        factor: a function of the step, 0 at first.
+
+    >>> import rotationout as ro
+    >>> layer = ro.RotationOut(0.5)
+    >>> schedule = ro.Schedule.ramp(layer, steps=4)
+    >>> for _ in range(5):
+    ...     print(layer.p, end=" ")
+    ...     schedule.step()
+    0.125 0.25 0.375 0.5 0.5
+    """
+
+    def __init__(self, noises: nn.Module | Iterable[nn.Module], factor: Callable[[int], float]) -> None:
+        if not callable(factor):
+            raise TypeError(f"factor must be a function of the step, got {type(factor).__name__} {factor!r}")
+        self.noises = _check_noises(noises)
+        self.factor = factor
+        self.base = [float(noise.p) for noise in self.noises]
+        self.last_step = 0
+        self._apply()
+
+    @classmethod
+    def constant(cls, noises: nn.Module | Iterable[nn.Module]) -> Self:
+        """Always as strong as at first."""
+        return cls(noises, lambda step: 1.0)
+
+    @classmethod
+    def ramp(cls, noises: nn.Module | Iterable[nn.Module], *, steps: int) -> Self:
+        """Grows linearly over the first ``steps`` steps, as in the authors' code, which had 1,000 to 2,000 of them.
+
+        It starts at 1 / steps and not at zero, so that a compiled model has one graph.
+        """
+        _check_steps("steps", steps, 1)
+        return cls(noises, lambda step: min((step + 1) / steps, 1.0))
+
+    @classmethod
+    def early(cls, noises: nn.Module | Iterable[nn.Module], *, until: int) -> Self:
+        """On at first, off from step ``until`` on ("early dropout", Liu et al. 2023)."""
+        _check_steps("until", until, 0)
+        return cls(noises, lambda step: 1.0 if step < until else 0.0)
+
+    @classmethod
+    def late(cls, noises: nn.Module | Iterable[nn.Module], *, start: int) -> Self:
+        """Off at first, on from step ``start`` on ("late dropout", Liu et al. 2023)."""
+        _check_steps("start", start, 0)
+        return cls(noises, lambda step: 1.0 if step >= start else 0.0)
+
+    @classmethod
+    def fade_out(cls, noises: nn.Module | Iterable[nn.Module], *, steps: int, start: int = 0) -> Self:
+        """Falls linearly to zero over ``steps`` steps from step ``start`` on."""
+        _check_steps("steps", steps, 1)
+        _check_steps("start", start, 0)
+        return cls(noises, lambda step: min(max(1.0 - (step - start) / steps, 0.0), 1.0))
+
+    def step(self) -> None:
+        """Go on to the next step."""
+        self.last_step += 1
+        self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule is, and the strengths it started from; not its function."""
+        return {"last_step": self.last_step, "base": list(self.base)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another schedule for the same noises was."""
+        if set(state) != {"last_step", "base"}:
+            raise ValueError(f"state must be that of a Schedule, last_step and base, got {', '.join(map(str, state))}")
+        if len(state["base"]) != len(self.noises):
+            raise ValueError(f"state is of {len(state['base'])} noises, but this schedule has {len(self.noises)}")
+        self.base = [strength.check_rate(p, "base") for p in state["base"]]
+        self.last_step = int(state["last_step"])
+        self._apply()
+
+    def _apply(self) -> None:
+        factor = strength.check_number("factor", self.factor(self.last_step))
+        rates = [strength.check_rate(factor * base, f"p at step {self.last_step}") for base in self.base]
+        for noise, rate in zip(self.noises, rates, strict=True):
+            noise.p = rate
+
+
+def _check_noises(noises: nn.Module | Iterable[nn.Module]) -> list[Any]:
+    if isinstance(noises, nn.Module):
+        found: list[Any] = [module for module in noises.modules() if isinstance(module, Noise)]
+        if not found:
+            raise ValueError(
+                "the model has no noise of rotationout to schedule: insert it first, or give the modules to schedule"
+            )
+        return found
+    found = list(noises)
+    for noise in found:
+        if not isinstance(noise, nn.Module) or not isinstance(getattr(noise, "p", None), float | int):
+            raise TypeError(f"only modules with a strength p can be scheduled, got {type(noise).__name__} {noise!r}")
+    if not found:
+        raise ValueError("there is no noise to schedule")
+    return found
+
+
+def _check_steps(name: str, steps: int, least: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:
+        raise ValueError(f"{name} must be an integer, at least {least}, got {steps!r}")

@@ -1,0 +1,172 @@
+"""Which modules of a model are meant: by type, by name pattern, within parts, or as a predicate says."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._slot import Slot
+
+__all__ = ["Candidate", "Predicate", "Selection", "candidates", "check_model", "holders", "near", "select"]
+
+Predicate = Callable[[str, nn.Module], bool]
+Selection = type[nn.Module] | str | Sequence[type[nn.Module] | str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A module of a model with all its names, the first one in order of registration first."""
+
+    module: nn.Module
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name it goes by."""
+        return self.names[0]
+
+
+def check_model(model: nn.Module) -> None:
+    """A model that can be changed: not scripted and not compiled."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        which = f"{name!r} in the model" if name else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{which} is a {type(module).__name__}, whose code is fixed: change the model first, then script it"
+            )
+        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"{which} is compiled already and would go on as it was: change the model first, then compile it"
+            )
+
+
+def candidates(model: nn.Module) -> list[Candidate]:
+    """All modules of a model but those of placed noises, each once."""
+    names: dict[nn.Module, list[str]] = {}
+    hidden: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Slot):
+            hidden.append(f"{name}.")
+        elif not hidden or not name.startswith(hidden[-1]):
+            names.setdefault(module, []).append(name)
+    return [Candidate(module, tuple(found)) for module, found in names.items()]
+
+
+def holders(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """The modules that hold a module, and what they call it."""
+    found: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for owner in model.modules():
+        for key, child in owner._modules.items():  # named_children() leaves out second names
+            if child is not None:
+                found.setdefault(child, []).append((owner, key))
+    return found
+
+
+def select(
+    found: Iterable[Candidate],
+    argument: str,
+    selection: Selection,
+    within: str | Sequence[str] | None,
+    where: Predicate | None,
+) -> list[Candidate]:
+    """The candidates that are meant, at least one, or an error that says what there is instead.
+
+    Args:
+        found: all there are.
+        argument: the name of the argument that ``selection`` was.
+        selection: types and name patterns.
+        within: names or patterns of parts.
+        where: a predicate (name, module).
+    """
+    everything = list(found)
+    wanted = _check_selection(argument, selection)
+    names = [name for candidate in everything for name in candidate.names if name]
+    for pattern in wanted:
+        if isinstance(pattern, str) and not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"{argument}={pattern!r} matches the name of no module; {near(pattern, names)}")
+    parts = [] if within is None else _as_list(within)
+    for part in parts:
+        if not isinstance(part, str):
+            raise TypeError(f"within must be names of parts of the model, got {type(part).__name__} {part!r}")
+        if not any(_inside(name, part) for name in names):
+            raise ValueError(f"within={part!r} is no part of the model; {near(part, names)}")
+    if where is not None and not callable(where):
+        raise TypeError(f"where must be a function of (name, module), got {type(where).__name__}")
+    matching = [candidate for candidate in everything if _matches(candidate, wanted)]
+    if not matching:
+        there = Counter(type(candidate.module).__name__ for candidate in everything)
+        kinds = ", ".join(t.__name__ for t in wanted if not isinstance(t, str))
+        raise ValueError(
+            f"{argument}={kinds} matches no module; the model has "
+            + ", ".join(f"{count} {kind}" for kind, count in there.most_common(12))
+        )
+    chosen = [
+        candidate
+        for candidate in matching
+        if (not parts or any(_inside(name, part) for name in candidate.names for part in parts))
+        and (where is None or where(candidate.name, candidate.module))
+    ]
+    if chosen:
+        return chosen
+    narrowed = " and ".join(
+        [*([f"within={within!r}"] if parts else []), *(["the predicate where"] if where is not None else [])]
+    )
+    raise ValueError(
+        f"{argument} matches {len(matching)} modules, but {narrowed} leaves none of them: "
+        + ", ".join(repr(candidate.name) for candidate in matching[:8])
+        + (", …" if len(matching) > 8 else "")
+    )
+
+
+def near(wanted: str, names: Iterable[str]) -> str:
+    """The names nearest to a pattern, for a sentence."""
+    known = list(dict.fromkeys(names))
+    plain = wanted.replace("*", "")
+    close = difflib.get_close_matches(plain, known, n=3, cutoff=0.6)
+    if not close:  # perhaps only the end of the name was given
+        ends = {name.rpartition(".")[2]: name for name in reversed(known)}
+        close = [ends[end] for end in difflib.get_close_matches(plain.rpartition(".")[2], ends, n=3, cutoff=0.6)]
+    if close:
+        return f"near are {', '.join(map(repr, close))}; a * stands for anything"
+    return f"there are {', '.join(map(repr, known[:8]))}{', …' if len(known) > 8 else ''}"
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _check_selection(argument: str, selection: Selection) -> list[type[nn.Module] | str]:
+    wanted = _as_list(selection)
+    for one in wanted:
+        if not isinstance(one, str) and not (inspect.isclass(one) and issubclass(one, nn.Module)):
+            kind = "an instance" if isinstance(one, nn.Module) else type(one).__name__
+            raise TypeError(
+                f"{argument} must be types of modules or patterns of their names, e.g. nn.Conv2d or 'layer4.*.conv1', "
+                f"got {kind} {one!r}"
+            )
+    if not wanted:
+        raise ValueError(f"{argument} is empty; give a type or a pattern of names")
+    return wanted
+
+
+def _matches(candidate: Candidate, wanted: list[type[nn.Module] | str]) -> bool:
+    return any(
+        any(name and fnmatchcase(name, one) for name in candidate.names)
+        if isinstance(one, str)
+        else isinstance(candidate.module, one)
+        for one in wanted
+    )
+
+
+def _inside(name: str, part: str) -> bool:
+    return bool(name) and (fnmatchcase(name, part) or fnmatchcase(name, f"{part}.*"))

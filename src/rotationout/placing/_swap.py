@@ -1,0 +1,180 @@
+"""Put rotations in the place of the Dropout that a model has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..nn import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
+from ..nn.base import Noise
+from ..registry import is_noise
+from ._layout import dims_of_module
+from ._probe import Seen, dims_between, watch
+from ._report import Change, Left, Report
+from ._select import Candidate, candidates, check_model, holders
+
+__all__ = ["swap"]
+
+_ROTATIONS: tuple[Callable[..., nn.Module], ...] = (RotationOut, RotationOut1d, RotationOut2d, RotationOut3d)
+_HIDDEN = re.compile(r"resid|proj|out|hidden")
+"""What Dropout on hidden states is called, but for the word itself, in a module that has attention weights too."""
+
+
+class _LeftAloneError(Exception):
+    """Why a module is left alone."""
+
+
+def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Report:
+    """Replace Dropout by rotations of equal strength λ = p / (1 − p).
+
+    - ``nn.Dropout1d``, ``2d``, ``3d`` become `RotationOut1d`, ``2d``, ``3d``.
+    - DropBlock (torchvision's, timm's) with a share c of the map in its blocks becomes a rotation inside blocks of that
+      size and coverage c, with λ = 1 / (1 − c) inside them: c / (1 − c) over the whole map, as strong as Dropout
+      with p = c.
+    - ``nn.Dropout`` on hidden states becomes `RotationOut`, or on maps the rotation of maps. Which of them is seen in a
+      run of the model if there are ``example_inputs``; otherwise it is done where the code is certain: in a
+      ``nn.Sequential`` next to a layer whose axis is known, in torch's transformer layers, and in those parts of
+      torchvision, timm and transformers that work on the last axis only.
+    - Dropout on attention weights is never touched, nor is what drops whole branches, what is off (p = 0), or a layer
+      of `rotationout`.
+
+    A module used in several places is replaced in all of them by one.
+
+    Args:
+        model: changed in place; nothing changes if anything fails.
+        example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
+            arguments, or a mapping of keyword arguments.
+        choices: for the rotations, e.g. ``preset="paper"``.
+
+    Returns:
+        What was replaced, and what was left alone and why.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    >>> print(swap(model, pairing="permutation"))
+    1 placed
+      RotationOut(p=0.2, permutation per row, gaussian_tan per row, symmetric, center=None)
+        instead of Dropout(p=0.2, inplace=False): 2
+    """
+    check_model(model)
+    if is_noise(model):
+        raise ValueError(f"the model is itself a {type(model).__name__}; replace it where it is kept")
+    found = [candidate for candidate in candidates(model) if is_noise(candidate.module)]
+    owners = holders(model)
+    seen = None
+    if example_inputs is not None:
+        seen = watch(model, example_inputs, [one.module for one in found if type(one.module) is nn.Dropout])
+    changed, left = [], _arguments(model)
+    for candidate in found:
+        module, name = candidate.module, candidate.name
+        try:
+            rotation = _rotation(candidate, owners[module], seen, choices)
+        except _LeftAloneError as reason:
+            left.append(Left(name, repr(module), str(reason)))
+            continue
+        tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
+        rotation.to(None if tensor is None else tensor.device).train(module.training)
+        changed.append((module, Change(name, repr(module), "instead of", rotation, candidate.names[1:])))
+    for module, change in changed:
+        for owner, key in owners[module]:
+            setattr(owner, key, change.noise)
+    return Report(tuple(change for _, change in changed), tuple(left))
+
+
+def _arguments(model: nn.Module) -> list[Left]:
+    """Dropout that is an argument of a module and not a module itself."""
+    left = []
+    for candidate in candidates(model):
+        rate = getattr(candidate.module, "dropout", None)
+        if not isinstance(rate, float | int) or not rate:
+            continue
+        if isinstance(candidate.module, nn.MultiheadAttention):
+            left.append(Left(candidate.name, f"MultiheadAttention, dropout={rate}", "it is on attention weights"))
+        elif isinstance(candidate.module, nn.RNNBase):
+            kind = type(candidate.module).__name__
+            why = "it is between the layers of one module: see rotationout.nn.NoisyLSTM.from_module"
+            left.append(Left(candidate.name, f"{kind}, dropout={rate}", why))
+    return left
+
+
+def _rotation(
+    candidate: Candidate,
+    owners: list[tuple[nn.Module, str]],
+    seen: dict[nn.Module, Seen] | None,
+    choices: dict[str, Any],
+) -> nn.Module:
+    """The rotation that takes a noise's place; `_LeftAloneError` if none should."""
+    module = candidate.module
+    if isinstance(module, Noise):
+        raise _LeftAloneError("it is a layer of rotationout")
+    block = next((base.__name__ for base in type(module).__mro__ if base.__name__.startswith("DropBlock")), None)
+    if block is not None:
+        return _blocks(module, 3 if block.endswith("3d") else 2, choices)
+    if not isinstance(module, _DropoutNd):
+        raise _LeftAloneError("it drops whole branches, not features")
+    dims = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}.get(type(module), -1)
+    if dims == -1:
+        raise _LeftAloneError("it is another kind of noise, of no equal strength")
+    if not 0.0 < module.p < 1.0:
+        raise _LeftAloneError("it is off" if module.p == 0.0 else "it drops everything: its strength is infinite")
+    if dims is None:
+        dims = _dims(module, owners, None if seen is None else seen[module])
+    return _ROTATIONS[dims](module.p, **choices)
+
+
+def _blocks(module: nn.Module, dims: int, choices: dict[str, Any]) -> nn.Module:
+    share = float(cast(float, getattr(module, "p", getattr(module, "drop_prob", 0.0))))
+    share *= float(cast(float, getattr(module, "gamma_scale", 1.0)))
+    if not 0.0 < share < 1.0:
+        raise _LeftAloneError("it is off" if share == 0.0 else "it drops everything: its strength is infinite")
+    if getattr(module, "with_noise", False):
+        raise _LeftAloneError("it fills its blocks with noise")
+    inside = 1 / (1 - share)  # λ
+    return _ROTATIONS[dims](inside / (1 + inside), block_size=module.block_size, coverage=share, **choices)
+
+
+def _dims(module: nn.Module, owners: list[tuple[nn.Module, str]], seen: Seen | None) -> int:
+    """How many axes follow the features on which a Dropout works."""
+    if any(re.search("att(ention|n)", key.lower()) for _, key in owners):
+        raise _LeftAloneError("it is on attention weights, by its name")
+    if seen is not None:
+        return _observed(seen)
+    if any(_attends(owner, key) for owner, key in owners):
+        raise _LeftAloneError("it may be on attention weights; example_inputs would tell")
+    known = {_certain(owner, key) for owner, key in owners}
+    dims = known.pop() if len(known) == 1 else None
+    if dims is None:
+        raise _LeftAloneError("the code does not say on which axis its features are; example_inputs would tell")
+    return dims
+
+
+def _observed(seen: Seen) -> int:
+    if not seen.calls:
+        raise _LeftAloneError("it was not called: it is not used, or only its p is read")
+    if seen.attention:
+        raise _LeftAloneError("it is on attention weights, or on values that sum to one like them")
+    if len(seen.dims) != 1:
+        found = "its neighbours do not say" if not seen.dims else "it is used for features on different axes"
+        raise _LeftAloneError(f"{found} on which axis its features are: replace it by hand, or insert noise there")
+    return next(iter(seen.dims))
+
+
+def _attends(owner: nn.Module, key: str) -> bool:
+    """Whether a module may use a Dropout on attention weights: HF's ``attention.self.dropout``, for one."""
+    called = key.lower().replace("dropout", "")
+    return re.search("att(ention|n)", type(owner).__name__.lower()) is not None and not _HIDDEN.search(called)
+
+
+def _certain(owner: nn.Module, key: str) -> int | None:
+    """How many axes follow the features, if the code of the owner leaves no doubt."""
+    if isinstance(owner, nn.Sequential) and type(owner).forward is nn.Sequential.forward:
+        return dims_between(owner, list(owner._modules).index(key))
+    if type(owner) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+        return 0
+    if type(owner).__module__.partition(".")[0] not in ("torchvision", "timm", "transformers"):
+        return None
+    around = {dims_of_module(module) for module in owner.modules() if not is_noise(module)} - {None}
+    return 0 if around == {0} else None

@@ -1,0 +1,204 @@
+"""Rotations in the place of Dropout: what is replaced, by what, and what is left alone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rotationout as ro
+from rotationout.strength import to_lam
+
+
+def swapped(model: nn.Module, **choices: object) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    report = ro.swap(model, **choices)
+    return {change.name: change.noise for change in report.changed}, {left.name: left.why for left in report.left}
+
+
+def test_spatial_dropout_becomes_the_map_rotation_of_equal_strength() -> None:
+    model = nn.Sequential(nn.Dropout1d(0.1), nn.Dropout2d(0.2), nn.Dropout3d(0.3)).eval()
+    noises, left = swapped(model)
+    assert [type(noise) for noise in noises.values()] == [ro.RotationOut1d, ro.RotationOut2d, ro.RotationOut3d]
+    assert [noise.p for noise in model] == [0.1, 0.2, 0.3]
+    assert not any(module.training for module in model.modules())
+    assert left == {}
+
+
+def drop_block(package: str, **attributes: object) -> nn.Module:
+    """One of another package, as far as `swap` looks at it."""
+    module = type("DropBlock2d", (nn.Module,), {"__module__": f"{package}.drop"})()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "share"),
+    [
+        (drop_block("torchvision", p=0.1, block_size=7), 0.1),
+        (drop_block("timm", drop_prob=0.2, block_size=7, gamma_scale=0.25, with_noise=False), 0.05),
+    ],
+)
+def test_drop_block_becomes_a_rotation_in_blocks_of_equal_strength_over_the_map(
+    module: nn.Module, share: float
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), module)
+    noises, _ = swapped(model, center=None)
+    noise = noises["1"]
+    assert isinstance(noise, ro.RotationOut2d)
+    assert noise.block_size == 7
+    assert noise.coverage == pytest.approx(share)
+    assert noise.coverage * to_lam("dropout", noise.p) == pytest.approx(to_lam("dropout", share))
+    x = torch.randn(4000, 8, 14, 14)
+    energy = ((noise(x) - x).square().sum((1, 2, 3)) / x.square().sum((1, 2, 3))).mean()
+    assert energy.item() == pytest.approx(to_lam("dropout", share), rel=0.1)  # about 4 standard errors
+
+
+def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Dropout(0.1),  # maps, by what comes before
+        nn.Flatten(),
+        nn.Dropout(0.2),  # vectors
+        nn.Linear(8, 8),
+        nn.BatchNorm1d(8),
+        nn.GELU(),
+        nn.Dropout(0.3),  # not known: BatchNorm1d takes vectors and maps
+    )
+    noises, left = swapped(model)
+    assert {name: type(noise) for name, noise in noises.items()} == {"2": ro.RotationOut2d, "4": ro.RotationOut}
+    assert list(left) == ["8"]
+    assert "example_inputs would tell" in left["8"]
+    noises, left = swapped(model, example_inputs=torch.randn(2, 3, 3, 3))
+    assert {name: type(noise) for name, noise in noises.items()} == {"8": ro.RotationOut}
+    assert "a layer of rotationout" in left["2"]
+
+
+class Model(nn.Module):
+    """Functional activations between modules, attention by hand, and a Dropout that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1)
+        self.maps = nn.Dropout(0.1)
+        self.conv2 = nn.Conv1d(8, 8, 3, padding=1)
+        self.weights = nn.Dropout(0.2)
+        self.tokens = self.again = nn.Dropout(0.3)
+        self.out = nn.Linear(8, 8)
+        self.turned = nn.Dropout(0.35)
+        self.read = nn.Linear(8, 8)
+        self.unused = nn.Dropout(0.4)
+        self.both = nn.Dropout(0.5)
+        self.lost = nn.Dropout(0.6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv2(self.maps(torch.relu(self.conv(x))))
+        x = self.turned(self.both(x).mT)
+        x = x + self.read(x)
+        attention = self.weights((x @ x.mT).softmax(-1))
+        x = self.both(self.out(self.tokens(attention @ x)))
+        return self.lost(x.sin()) + 1
+
+
+def test_example_inputs_tell_by_what_comes_before_and_after() -> None:
+    model = Model()
+    assert swapped(model)[0] == {}
+    noises, left = swapped(model, example_inputs=(torch.randn(2, 4, 6),))
+    assert {name: type(noise) for name, noise in noises.items()} == {
+        "maps": ro.RotationOut1d,
+        "tokens": ro.RotationOut,
+        "turned": ro.RotationOut,
+    }
+    assert model.tokens is model.again is noises["tokens"]
+    assert "attention weights" in left["weights"]
+    assert "not called" in left["unused"]
+    assert "different axes" in left["both"]
+    assert "do not say" in left["lost"]
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    assert swapped(model, example_inputs={"x": torch.randn(2, 4, 6)})[0] == {}
+
+
+def test_torchs_own_transformer_and_dropout_that_is_an_argument() -> None:
+    model = nn.ModuleList(
+        [
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1),
+            nn.TransformerDecoderLayer(8, 2, 16, dropout=0.1),
+            nn.LSTM(4, 4, 2, dropout=0.3),
+            nn.LSTM(4, 4),
+        ]
+    )
+    noises, left = swapped(model)
+    assert sorted(noises) == sorted([*(f"0.dropout{k}" for k in ("", 1, 2)), *(f"1.dropout{k}" for k in ("", 1, 2, 3))])
+    assert all(type(noise) is ro.RotationOut for noise in noises.values())
+    assert left["0.self_attn"] == left["1.multihead_attn"] == "it is on attention weights"
+    assert "NoisyLSTM" in left["2"]
+    assert model[0].self_attn.dropout == 0.1
+    assert "3" not in left
+
+
+def test_what_is_left_alone() -> None:
+    class MyDropout(nn.Dropout):
+        pass
+
+    drop_path = type("DropPath", (nn.Module,), {"__module__": "timm.layers.drop"})()
+    attn = nn.ModuleDict({"attn_drop": nn.Dropout(0.1), "attention_dropout": nn.Dropout(0.1)})
+    model = nn.Sequential(
+        nn.Linear(2, 2), nn.Dropout(0.0), nn.Dropout(1.0), nn.AlphaDropout(0.1), MyDropout(0.1), drop_path, attn
+    )
+    noises, left = swapped(model)
+    assert noises == {}
+    assert [why.partition(":")[0] for why in left.values()] == [
+        "it is off",
+        "it drops everything",
+        "it is another kind of noise, of no equal strength",
+        "it is another kind of noise, of no equal strength",
+        "it drops whole branches, not features",
+        *["it is on attention weights, by its name"] * 2,
+    ]
+
+
+class SelfAttention(nn.Module):
+    """Its Dropout is on hidden states, though the name of the class makes one think otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.out(x))
+
+
+def test_attention_by_the_name_of_the_class_unless_seen_to_be_none() -> None:
+    model = SelfAttention()
+    assert swapped(model)[1] == {"dropout": "it may be on attention weights; example_inputs would tell"}
+    assert list(swapped(model, example_inputs=torch.randn(2, 3, 4))[0]) == ["dropout"]
+    broken = SelfAttention()
+    broken.out.weight.data.fill_(torch.nan)
+    assert swapped(broken, example_inputs=torch.randn(2, 3, 4))[0] == {}, "values that are not finite may be anything"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ro.swap(nn.Dropout(0.5)), ValueError, "the model is itself a Dropout"),
+        (lambda: ro.swap(torch.compile(nn.Sequential(nn.Dropout2d(0.5)))), ValueError, "compiled already"),
+        (lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), preset="papre"), ValueError, "did you mean 'paper'"),
+        (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),
+    ],
+)
+def test_bad_input(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_model_is_untouched_if_its_run_or_a_choice_fails() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4), nn.Dropout2d(0.5)).train()
+    parts = list(model)
+    for choices in ({"example_inputs": torch.ones(2, 3)}, {"block_size": 3}):
+        with pytest.raises((RuntimeError, TypeError)):
+            ro.swap(model, **choices)
+        assert list(model) == parts
+        assert all(module.training and not module._forward_hooks for module in model.modules())
