@@ -19,7 +19,7 @@ def test_speed_tables_are_those_of_the_records() -> None:
 
 def test_the_code_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     exec(compile("\n".join(blocks), "README.md", "exec"), {})
 
 
