@@ -350,7 +350,11 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (lambda: ro.insert(Network(), nn.PReLU(), before=nn.Linear), TypeError, r"no parameters of its own, got PReLU"),
         (lambda: ro.insert(Network(), ro.nn.ShakeShake(), before=nn.Linear), TypeError, r"must take one tensor"),
         (lambda: ro.insert("resnet", VECTORS, before=nn.Linear), TypeError, r"must be a torch.nn.Module, got str"),
-        (lambda: ro.insert(nn.ModuleList([Network()]), VECTORS, where=lambda n, m: not n), ValueError, r"never called"),
+        (
+            lambda: ro.insert(nn.ModuleList([Network()]), VECTORS, where=lambda n, m: not n),
+            ValueError,
+            r"a container: choose the modules in it",
+        ),
         (lambda: ro.insert(nn.Sequential(), VECTORS, after=nn.Sequential), ValueError, r"empty nn\.Sequential"),
         (lambda: ro.insert(OwnForward(nn.ReLU()), VECTORS, after=OwnForward), ValueError, r"a forward of its own"),
         (lambda: ro.insert(nn.Embedding(5, 4), VECTORS, before=nn.Embedding), ValueError, r"takes indices"),

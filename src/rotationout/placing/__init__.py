@@ -1,7 +1,8 @@
 """Noise in models that are there already: place it, put it in Dropout's stead, schedule it, sample with it.
 
-Data parallel training: insert before wrapping the model in DistributedDataParallel, and build it from the same seed on
-all ranks. Then call ``torch.manual_seed(seed + rank)``: every rank draws noise of its own, as it has data of its own.
+Data parallel training: insert before wrapping the model in DistributedDataParallel, but after
+``SyncBatchNorm.convert_sync_batchnorm``, which rebuilds modules and loses their hooks; and build it from the same seed
+on all ranks. Then call ``torch.manual_seed(seed + rank)``: every rank draws noise of its own, as it has its own data.
 With one seed for all, ranks would draw the same noise for different examples: unbiased, but less of it averages out.
 Means are a rank's own; ``sync=True`` of a centred noise takes them over all ranks, and gradients are then those of one
 process with the whole batch and the same draw. A `Schedule` runs on every rank alike.

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..nn import ShakeShake, WeightDrop
+from ..nn import NoisyGRU, NoisyLSTM, ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
 from ._probe import called, read_only
@@ -19,6 +19,19 @@ from ._select import Candidate, Predicate, Selection, candidates, check_model, h
 from ._slot import After, Before, Slot, attach, detach, slots
 
 __all__ = ["insert", "place", "plan", "remove"]
+
+_SEQUENCES = (
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    WeightDrop,
+    NoisyLSTM,
+    NoisyGRU,
+)
+"""Modules on sequences, which have their time first or their batch first."""
 
 Noises = nn.Module | Callable[[str, nn.Module], nn.Module]
 Plan = tuple[list[tuple[Candidate, Slot]], list[Left]]
@@ -60,7 +73,7 @@ def insert(
             for maps.
         example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
             arguments, or a mapping of keyword arguments. Modules that were not called are then left alone. Without it
-            that is known of those whose owner, by its code, reads their weights and never calls them, as
+            those are whose owner, by its code, reads their weights and may never call them, as
             `torch.nn.MultiheadAttention` does.
 
     Returns:
@@ -169,7 +182,10 @@ def _uncalled(module: nn.Module, owners: list[tuple[nn.Module, str]], ran: set[n
         return None if module in ran else "it was not called in a run of the model"
     if owners and all(key in read_only(cast(Any, type(owner))) for owner, key in owners):
         kind = type(owners[0][0]).__name__
-        return f"{kind} reads its weights and does not call it: noise there would never act; place it at the {kind}"
+        return (
+            f"{kind} reads its weights, and may not call it: noise there would never act; place it at the {kind}, or "
+            "give example_inputs, which tell"
+        )
     return None
 
 
@@ -185,7 +201,7 @@ def _step(name: str, module: nn.Module, side: str) -> nn.Module:
             raise ValueError(f"{name!r} is an empty nn.Sequential: there is nothing to place noise {side}")
         module = module[0 if side == "before" else len(module) - 1]
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
-        raise ValueError(f"{name!r} is a {type(module).__name__}, which is never called: choose the modules in it")
+        raise ValueError(f"{name!r} is a {type(module).__name__}, a container: choose the modules in it")
     return module
 
 
@@ -220,18 +236,24 @@ def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:
             f"noise must take one tensor and have no parameters of its own, got {type(noise).__name__}; "
             "see rotationout.registry.table()"
         )
-    sequences = getattr(module, "self_attn", module)  # a transformer layer says it there
-    if isinstance(sequences, nn.RNNBase | nn.MultiheadAttention):
-        return noise_for(f"noise at {name!r}", noise, sequences.batch_first)
+    if isinstance(module, _SEQUENCES):  # a transformer says it in its attention
+        orders = (getattr(part, "batch_first", None) for part in module.modules())
+        order = next((order for order in orders if isinstance(order, bool)), False)
+        return noise_for(f"noise at {name!r}", noise, order)
     return copy.deepcopy(noise)
 
 
 def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | None) -> int | None:
     """Check that a noise looks for features where they are; the axis to move to its place, if there is one to move."""
     wanted = dims_of_noise(noise)
+    if isinstance(noise, nn.Sequential):
+        moved = [axis for part in noise if (axis := _axis(part, name, module, side, dim)) is not None]
+        if moved and any(takes_axis(part) for part in noise):
+            raise ValueError(f"with dim the noises in {noise!r} cannot be told apart: insert them one by one")
+        return moved[0] if moved else None
     if wanted is None and not takes_axis(noise):
         return None
-    known = dims_of_module(module)
+    known, chosen = dims_of_module(module), dim is not None
     if dim is None and known is None:
         raise ValueError(
             f"where features are {side} {name!r} cannot be known from its type, {type(module).__name__}: say it with "
@@ -249,7 +271,7 @@ def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | 
         )
     mean = getattr(noise, "running_mean", None)
     width = width_of_module(module, side)
-    if mean is not None and width is not None and mean.numel() != width:
+    if mean is not None and width is not None and mean.numel() != width and not chosen:
         raise ValueError(
             f"num_features = {mean.numel()} of {type(noise).__name__} does not fit {side} {name!r}, which has {width} "
             "features; pass a function of (name, module) that makes a noise for each place"

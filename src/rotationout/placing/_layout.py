@@ -59,6 +59,8 @@ def dims_of_module(module: nn.Module) -> int | None:
         if isinstance(module, types):
             return dims
     if isinstance(module, _LAST):
+        if getattr(module, "data_format", None) == "channels_first":  # ConvNeXt's LayerNorm, of transformers say
+            return 2
         # LayerNorm2d of torchvision and of timm is a LayerNorm that takes maps.
         spatial = re.search(r"([123])d", type(module).__name__)
         return int(spatial[1]) if spatial else 0
@@ -90,6 +92,11 @@ def dims_of_noise(noise: nn.Module) -> int | None:
     >>> dims_of_noise(RotationOut()), dims_of_noise(RotationOut2d()), dims_of_noise(nn.Dropout())
     (0, 2, None)
     """
+    if isinstance(noise, nn.Sequential):
+        wanted = {dims for dims in map(dims_of_noise, noise) if dims is not None}
+        if len(wanted) > 1:
+            raise ValueError(f"the noises in {noise!r} look for features on different axes: insert them one by one")
+        return wanted.pop() if wanted else None
     if isinstance(noise, RotationOut | RotationOutSequence | LockedDropout):
         return 0
     maps = {

@@ -59,6 +59,8 @@ def insert_blocks(
     Returns:
         What went where; `rotationout.remove` undoes it.
     """
+    if not isinstance(block_sizes, tuple | list):
+        raise TypeError(f"block_sizes must be a size for each of the last stages, e.g. (7, 3), got {block_sizes!r}")
     stages = _stages(model, len(block_sizes))
     plans = []
     for stage, size in zip(stages, block_sizes, strict=True):

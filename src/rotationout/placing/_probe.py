@@ -53,13 +53,16 @@ def called(model: nn.Module, example_inputs: Any) -> set[nn.Module]:
 
 @cache
 def read_only(owner: type[nn.Module]) -> frozenset[str]:
-    """The children whose weights the code of a module reads without calling them, by their names.
+    """The children whose weights the code of a module reads and which it may never call, by their names.
 
-    That of nn.MultiheadAttention reads ``self.out_proj.weight``, and Swin transformers do so too.
+    That of nn.MultiheadAttention reads ``self.out_proj.weight``, and Swin transformers do so too. Some, as BEiT in
+    timm, do either, depending on their options.
 
     >>> read_only(nn.MultiheadAttention)
     frozenset({'out_proj'})
     """
+    if issubclass(owner, nn.Sequential) and owner.forward is nn.Sequential.forward:
+        return frozenset()  # it calls them all
     code = [
         _source(function)
         for base in owner.__mro__
@@ -69,7 +72,8 @@ def read_only(owner: type[nn.Module]) -> frozenset[str]:
     ]
     text = "\n".join(code)
     read = re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|size|ndim))", text)
-    return frozenset(read) - frozenset(re.findall(r"\bself\.(\w+)\(", text))
+    handed_on = re.findall(r"\bF\.\w+\([^()]*?\bself\.(\w+)\.weight\b", text)
+    return frozenset(read) - frozenset(re.findall(r"\bself\.(\w+)\(", text)) | frozenset(handed_on)
 
 
 def _source(function: Any) -> str:
@@ -166,7 +170,7 @@ def _key(tensor: Tensor) -> _Key:
 
 def _may_be_attention(tensor: Tensor) -> bool:
     """Whether the last axis has weights that sum to one; what is not finite may be anything."""
-    if tensor.ndim < 3 or tensor.numel() == 0:
+    if tensor.numel() == 0:
         return False
     total = tensor.double().sum(-1)
     if not bool(total.isfinite().all()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..nn import LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
 from ..nn.base import CentredNoise
 from ..registry import is_noise
+from ._slot import Slot, check_attached
 
 __all__ = ["Samples", "predict_samples", "sampling"]
 
@@ -30,7 +31,8 @@ class Samples(NamedTuple):
 def sampling(model: nn.Module) -> Iterator[None]:
     """Turn the noises of a model on and leave the rest in eval mode; afterwards everything is as it was.
 
-    Noises are those that `rotationout.registry.is_noise` knows, torch's Dropout among them. Running means, those of the
+    Noises are those that `rotationout.registry.is_noise` knows, torch's Dropout among them, and whatever
+    `rotationout.insert` has placed. Running means, those of the
     noises too, do not change. Dropout that is an argument of another module (``nn.LSTM(dropout=…)``,
     ``nn.MultiheadAttention(dropout=…)``) stays off.
 
@@ -43,11 +45,13 @@ def sampling(model: nn.Module) -> Iterator[None]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_attached(model)
     modes = {module: module.training for module in model.modules()}
     noises = [module for module in modes if is_noise(module)]
+    noises += [part for module in modes if isinstance(module, Slot) for part in module.noise.modules()]
     if not noises:
         raise ValueError("the model has no noise to sample: rotationout.insert places some")
-    tracking = [noise for noise in noises if isinstance(noise, CentredNoise)]
+    tracking = {noise: noise.tracking for noise in noises if isinstance(noise, CentredNoise)}
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the noises of a transformer layer in eval mode
@@ -60,8 +64,8 @@ def sampling(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for noise in tracking:
-            noise.tracking = True
+        for noise, tracked in tracking.items():
+            noise.tracking = tracked
         for module, mode in modes.items():
             module.training = mode
 

@@ -9,6 +9,8 @@ from torch import nn
 
 from .. import strength
 from ..nn.base import Noise
+from ._report import Report
+from ._slot import check_attached
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,8 +28,9 @@ class Schedule:
     before and load it.
 
     Args:
-        noises: a model, of which all layers of `rotationout` are scheduled; or the modules themselves, anything with a
-            ``p``. (Torch's own Dropout can be scheduled so too, but a compiled model recompiles at every change.)
+        noises: a model, of which all layers of `rotationout` are scheduled; what `rotationout.insert` returned; or the
+            modules themselves, anything with a ``p``. (Torch's own Dropout can be scheduled so too, but a compiled
+            model recompiles at every change.)
         factor: a function of the step, 0 at first.
 
     >>> import rotationout as ro
@@ -39,22 +42,22 @@ class Schedule:
     0.125 0.25 0.375 0.5 0.5
     """
 
-    def __init__(self, noises: nn.Module | Iterable[nn.Module], factor: Callable[[int], float]) -> None:
+    def __init__(self, noises: nn.Module | Report | Iterable[nn.Module], factor: Callable[[int], float]) -> None:
         if not callable(factor):
             raise TypeError(f"factor must be a function of the step, got {type(factor).__name__} {factor!r}")
         self.noises = _check_noises(noises)
         self.factor = factor
         self.base = [float(noise.p) for noise in self.noises]
         self.last_step = 0
-        self._apply()
+        self._set(0, self.base)
 
     @classmethod
-    def constant(cls, noises: nn.Module | Iterable[nn.Module]) -> Self:
+    def constant(cls, noises: nn.Module | Report | Iterable[nn.Module]) -> Self:
         """Always as strong as at first."""
         return cls(noises, lambda step: 1.0)
 
     @classmethod
-    def ramp(cls, noises: nn.Module | Iterable[nn.Module], *, steps: int) -> Self:
+    def ramp(cls, noises: nn.Module | Report | Iterable[nn.Module], *, steps: int) -> Self:
         """Grows linearly over the first ``steps`` steps, as in the authors' code, which had 1,000 to 2,000 of them.
 
         It starts at 1 / steps and not at zero, so that a compiled model has one graph.
@@ -63,19 +66,19 @@ class Schedule:
         return cls(noises, lambda step: min((step + 1) / steps, 1.0))
 
     @classmethod
-    def early(cls, noises: nn.Module | Iterable[nn.Module], *, until: int) -> Self:
+    def early(cls, noises: nn.Module | Report | Iterable[nn.Module], *, until: int) -> Self:
         """On at first, off from step ``until`` on ("early dropout", Liu et al. 2023)."""
         _check_steps("until", until, 0)
         return cls(noises, lambda step: 1.0 if step < until else 0.0)
 
     @classmethod
-    def late(cls, noises: nn.Module | Iterable[nn.Module], *, start: int) -> Self:
+    def late(cls, noises: nn.Module | Report | Iterable[nn.Module], *, start: int) -> Self:
         """Off at first, on from step ``start`` on ("late dropout", Liu et al. 2023)."""
         _check_steps("start", start, 0)
         return cls(noises, lambda step: 1.0 if step >= start else 0.0)
 
     @classmethod
-    def fade_out(cls, noises: nn.Module | Iterable[nn.Module], *, steps: int, start: int = 0) -> Self:
+    def fade_out(cls, noises: nn.Module | Report | Iterable[nn.Module], *, steps: int, start: int = 0) -> Self:
         """Falls linearly to zero over ``steps`` steps from step ``start`` on."""
         _check_steps("steps", steps, 1)
         _check_steps("start", start, 0)
@@ -83,8 +86,8 @@ class Schedule:
 
     def step(self) -> None:
         """Go on to the next step."""
+        self._set(self.last_step + 1, self.base)
         self.last_step += 1
-        self._apply()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule is, and the strengths it started from; not its function."""
@@ -96,19 +99,29 @@ class Schedule:
             raise ValueError(f"state must be that of a Schedule, last_step and base, got {', '.join(map(str, state))}")
         if len(state["base"]) != len(self.noises):
             raise ValueError(f"state is of {len(state['base'])} noises, but this schedule has {len(self.noises)}")
-        self.base = [strength.check_rate(p, "base") for p in state["base"]]
-        self.last_step = int(state["last_step"])
-        self._apply()
+        base, last_step = [strength.check_rate(p, "base") for p in state["base"]], int(state["last_step"])
+        self._set(last_step, base)
+        self.base, self.last_step = base, last_step
 
-    def _apply(self) -> None:
-        factor = strength.check_number("factor", self.factor(self.last_step))
-        rates = [strength.check_rate(factor * base, f"p at step {self.last_step}") for base in self.base]
-        for noise, rate in zip(self.noises, rates, strict=True):
-            noise.p = rate
+    def _set(self, step: int, base: list[float]) -> None:
+        """Set all strengths, or none if one of them cannot be."""
+        factor = strength.check_number("factor", self.factor(step))
+        rates = [strength.check_rate(factor * p, f"p at step {step}") for p in base]
+        before = [noise.p for noise in self.noises]
+        try:
+            for noise, rate in zip(self.noises, rates, strict=True):
+                noise.p = rate
+        except ValueError:  # Shake-Shake has a limit of its own
+            for noise, rate in zip(self.noises, before, strict=True):
+                noise.p = rate
+            raise
 
 
-def _check_noises(noises: nn.Module | Iterable[nn.Module]) -> list[Any]:
+def _check_noises(noises: nn.Module | Report | Iterable[nn.Module]) -> list[Any]:
+    if isinstance(noises, Report):
+        noises = noises.noises
     if isinstance(noises, nn.Module):
+        check_attached(noises)
         found: list[Any] = [module for module in noises.modules() if isinstance(module, Noise)]
         if not found:
             raise ValueError(

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..nn.stack_noise import disturb
 
-__all__ = ["After", "Before", "Slot", "attach", "detach", "slots"]
+__all__ = ["After", "Before", "Slot", "attach", "check_attached", "detach", "slots"]
 
 
 class Slot(nn.Module):
@@ -40,6 +40,16 @@ class Slot(nn.Module):
         self.dim = dim
         self.dims = dims
         self.argument = argument
+
+    def forward(self, input: Any, *_: Any, **__: Any) -> Any:
+        """Nothing: some modules call all their children in turn, and this is one; the hook does the work."""
+        return input
+
+    @property
+    def attached(self) -> bool:
+        """Whether the hook is still there. Tools that rebuild modules take children along, but not hooks."""
+        hooks = self.handle.hooks_dict_ref()
+        return hooks is not None and self.handle.id in hooks
 
     def disturb(self, value: Any) -> Any:
         """The noise on features: a tensor, a packed sequence, or the first entry of a tuple, as LSTMs return them."""
@@ -87,11 +97,15 @@ def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     slot = cast(Slot, getattr(module, Before.key))
     if not slot.noise.training:
         return None  # nothing changes
-    if args:
-        return (slot.disturb(args[0]), *args[1:]), kwargs
-    if slot.argument not in kwargs:
+    if not args and slot.argument not in kwargs:
         raise TypeError(f"the noise before {slot.place!r} finds no argument {slot.argument!r} to disturb")
-    return args, {**kwargs, slot.argument: slot.disturb(kwargs[slot.argument])}
+    given = args[0] if args else kwargs[slot.argument]
+    disturbed = slot.disturb(given)
+    # Query, key and value of self-attention are one tensor, and stay one.
+    return (
+        tuple(disturbed if value is given else value for value in args),
+        {name: disturbed if value is given else value for name, value in kwargs.items()},
+    )
 
 
 def _on_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -116,6 +130,16 @@ def detach(module: nn.Module, slot: Slot) -> None:
     """Take a slot away from a module, which is then as it was."""
     slot.handle.remove()
     delattr(module, slot.key)
+
+
+def check_attached(model: nn.Module) -> None:
+    """An error if noise that was placed can no longer act."""
+    for module in model.modules():
+        if isinstance(module, Slot) and not module.attached:
+            raise RuntimeError(
+                f"the noise at {module.place!r} no longer acts: the module was rebuilt after noise was inserted, as by "
+                "SyncBatchNorm.convert_sync_batchnorm. Remove the noise, convert the model first, then insert"
+            )
 
 
 def slots(module: nn.Module) -> list[Slot]:

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..nn import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
 from ..nn.base import Noise
-from ..registry import is_noise
+from ..registry import KINDS, is_noise
 from ._layout import dims_of_module
 from ._probe import Seen, dims_between, watch
 from ._report import Change, Left, Report
@@ -60,6 +60,10 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         instead of Dropout(p=0.2, inplace=False): 2
     """
     check_model(model)
+    known = KINDS["rotation"].options.keys() - {"dims", "block_size", "coverage"}
+    unknown = sorted(choices.keys() - known)
+    if unknown:
+        raise TypeError(f"swap has no choice {', '.join(unknown)}; those of RotationOut are {', '.join(sorted(known))}")
     if is_noise(model):
         raise ValueError(f"the model is itself a {type(model).__name__}; replace it where it is kept")
     found = [candidate for candidate in candidates(model) if is_noise(candidate.module)]
@@ -73,7 +77,8 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         try:
             rotation = _rotation(candidate, owners[module], seen, choices)
         except _LeftAloneError as reason:
-            left.append(Left(name, repr(module), str(reason)))
+            words = type(module).__name__ if module._modules else repr(module)
+            left.append(Left(name, words, str(reason)))
             continue
         tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
         rotation.to(None if tensor is None else tensor.device).train(module.training)
@@ -110,6 +115,8 @@ def _rotation(
     module = candidate.module
     if isinstance(module, Noise):
         raise _LeftAloneError("it is a layer of rotationout")
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise _LeftAloneError("it has hooks, such as those of a noise that was inserted there")
     block = next((base.__name__ for base in type(module).__mro__ if base.__name__.startswith("DropBlock")), None)
     if block is not None:
         return _blocks(module, 3 if block.endswith("3d") else 2, choices)
