@@ -1,4 +1,4 @@
-"""Where measurements on a GPU are written, and what is written about the machine."""
+"""Where measurements are written, and what is written about the machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ __all__ = ["RESULTS", "write"]
 RESULTS = Path(__file__).parent / "results"
 
 
-def write(folder: Path, name: str, commit: str, record: dict[str, Any]) -> Path:
-    """Write a record named by what was measured, GPU and torch; where it was written."""
-    import triton
-
+def write(folder: Path, name: str, commit: str, record: dict[str, Any], device: str = "cuda") -> Path:
+    """Write a record named by what was measured, device and torch; where it was written."""
     commit = commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    gpu = torch.cuda.get_device_name()
-    machine = {
-        "gpu": gpu,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "commit": commit,
-    }
+    machine: dict[str, Any] = {"torch": str(torch.__version__), "python": platform.python_version(), "commit": commit}
+    if device == "cuda":
+        import triton
+
+        cudnn = torch.backends.cudnn.version()
+        machine |= {"gpu": torch.cuda.get_device_name(), "triton": triton.__version__, "cudnn": cudnn}
+    else:
+        machine |= {"machine": platform.machine(), "threads": torch.get_num_threads()}
+    where = machine["gpu"].replace(" ", "-").lower() if device == "cuda" else device
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}_{gpu.replace(' ', '-').lower()}_torch-{torch.__version__.split('+')[0]}.json"
+    path = folder / f"{name}_{where}_torch-{torch.__version__.split('+')[0]}.json"
     path.write_text(json.dumps({**machine, **record}, indent=1) + "\n", encoding="utf-8")
     return path

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import platform
-import subprocess
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from rotationout.nn import LockedDropout, NoisyLSTM, RotationOutSequence
 
 from .ops import time_side_by_side
+from .records import RESULTS, write
 
 P = 0.2
 BASE = "nn.LSTMs, nn.Dropout"
@@ -121,32 +119,17 @@ def run(size: Size, dtype: torch.dtype, device: str, packed: bool, rounds: int) 
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     warnings.simplefilter("error", UserWarning)  # cuDNN warns if it has to gather weights
-    size, dtypes = (CPU, [torch.float32]) if device == "cpu" else (GPU, [torch.float32, torch.bfloat16])
+    # In bf16 torch does not lay out the weights of its own nn.LSTM for cuDNN, which then gathers them at every call.
+    size, dtypes = (CPU, [torch.float32]) if device == "cpu" else (GPU, [torch.float32, torch.float16])
     cases = [(size, dtype, device, packed) for dtype in dtypes for packed in (False, True)]
     rows = [row for case in cases for row in run(*case, options.rounds)]
-    commit = (
-        options.commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    )
-    record = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version() if device == "cuda" else None,
-        "python": platform.python_version(),
-        "commit": commit,
-        "p": P,
-        "rows": rows,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    name = torch.cuda.get_device_name().replace(" ", "-").lower() if device == "cuda" else "cpu"
-    path = options.out / f"recurrent_{name}_torch-{torch.__version__.split('+')[0]}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path = write(options.out, "recurrent", options.commit, {"p": P, "rows": rows}, device)
     print(f"\nwritten to {path}")
 
 
