@@ -420,3 +420,26 @@ def test_the_command_runs_a_row_and_says_what_is_wrong(
         assert message in capsys.readouterr().err
     assert cli.main(["rows", TABLE]) == 0
     assert "rotation structured sigma 0.816" in capsys.readouterr().out
+
+
+def test_tables_come_from_records_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {
+        "none": [70.0, 70.2, 70.1],
+        "dropout keep 0.8": [71.0, 71.2, 71.4],
+        "rotation default sigma 0.500": [72.0, 72.3, 72.1],
+        "rotation structured sigma 0.816": [69.0],
+    }
+    for row, values in scores.items():
+        for seed, value in enumerate(values):
+            found = {c.row: c for c in TABLES[TABLE]()}[row].replace(seed=seed)
+            measured = {"last10_top1": value, "best_top1": value + 0.25}
+            results.write_record(results.record_path(tmp_path, found), found, measured)
+    assert cli.main(["table", TABLE, "--out", str(tmp_path)]) == 0
+    lines = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()[2:]}
+    none, dropout, rotation = (lines[row] for row in list(scores)[:3])
+    assert "| 3 | 70.10 ± 0.10 | 71.93 ± 0.16 | 70.35 ± 0.10 | 72.12 ± 0.18 | – | – |" in none
+    assert "| 3 | 71.20 ± 0.20 | 73.33 ± 0.27 |" in dropout
+    assert "| 72.13 ± 0.15 | 74.14 ± 0.11 | 72.38 ± 0.15 | 74.35 ± 0.13 | < 0.001 | 0.004 |" in rotation
+    assert "| 1 | 69.00 | 71.83 ± 0.35" not in lines["rotation structured sigma 0.816"], "that form is not the paper's"
+    assert cli.main(["table", "cifar100_wrn28_10_paper", "--out", str(tmp_path)]) == 1
+    assert "there are no records of this recipe yet" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command ``rotationout``: run a row of a table, or all that are missing."""
+"""The command ``rotationout``: run a row of a table, or all that are missing, and print what came out."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     rows = commands.add_parser("rows", help="list the rows of a table")
     rows.add_argument("recipe")
     rows.set_defaults(run=_rows)
+    table = commands.add_parser("table", help="what the records of a table say, beside the paper")
+    table.add_argument("recipe")
+    table.add_argument("--out", type=Path, default=Path("results"), help="where the records are")
+    table.set_defaults(run=_print_table)
     for command in (train, sweep):
         command.add_argument("--data", type=Path, required=True, help="the folder that holds cifar-100-python/")
         command.add_argument("--out", type=Path, default=Path("results"), help="where records go")
@@ -70,6 +74,14 @@ def _table(options: argparse.Namespace) -> list[Config]:
 
 def _rows(options: argparse.Namespace) -> int:
     print("\n".join(config.row for config in _table(options)))
+    return 0
+
+
+def _print_table(options: argparse.Namespace) -> int:
+    from .experiments.results import read_records
+    from .report.table1 import table1
+
+    print(table1(read_records(options.out, options.recipe)))
     return 0
 
 

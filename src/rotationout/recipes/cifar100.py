@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..experiments.config import Config
 from ..strength import check_choice
 
-__all__ = ["FORMS", "KEEP", "TABLES", "resnet110", "rows", "wrn28_10"]
+__all__ = ["FORMS", "KEEP", "SIGMA", "TABLES", "resnet110", "rows", "wrn28_10"]
 
 KEEP = (0.9, 0.8, 0.7, 0.6)
 """The keep rates of the table, and the σ of tan θ that each is matched by: σ² = (1 − keep) / keep."""
