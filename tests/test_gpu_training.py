@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_training import TABLE, config, images
+from tests.test_cifar import images
+from tests.test_training import TABLE, config
 
 from rotationout.experiments import networks, results, sweep
 from rotationout.experiments.cifar import Images

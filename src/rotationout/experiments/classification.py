@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..nn.base import Noise
+from ..placing import Schedule
 from ..registry import noise as make_noise
 from . import cifar
 from .cifar import Images
@@ -59,9 +60,10 @@ class Run:
         with self.numbers.initial():
             self.network = build_network(config)
         self.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.noises = [module for module in self.network.modules() if isinstance(module, Noise)]
-        if config.ramp and config.p and not self.noises:
+        noises = [module for module in self.network.modules() if isinstance(module, Noise)]
+        if config.ramp and config.p and not noises:
             raise ValueError(f"ramp = {config.ramp}: the strength of {config.noise!r} cannot be changed while it runs")
+        self.schedule = Schedule.ramp(noises, steps=config.ramp) if config.ramp and noises else None
         self.rate = torch.tensor(config.learning_rate, device=device)
         self.optimizer = torch.optim.SGD(
             self.network.parameters(),
@@ -111,11 +113,10 @@ class Run:
             self.chosen.copy_(self.order[place * config.batch : (place + 1) * config.batch])
             if self.step == 0 or config.rate_at(self.step) != config.rate_at(self.step - 1):
                 self.rate.fill_(config.rate_at(self.step))
-            if self.step <= config.ramp:
-                for noise in self.noises:
-                    noise.p = config.p_at(self.step)
             self._update()
             self.step += 1
+            if self.step < config.ramp and self.schedule is not None:
+                self.schedule.step()
             if place + 1 == self.steps_per_epoch or self.finished:
                 self._end_epoch(place + 1)
 
@@ -130,6 +131,7 @@ class Run:
             "order": self.order.cpu(),
             "shuffler": self.shuffler.get_state(),
             "numbers": self.numbers.state(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "loss": self.loss.cpu(),
             "losses": self.losses,
             "curve": self.curve,
@@ -148,8 +150,8 @@ class Run:
         self.shuffler.set_state(state["shuffler"])
         self.loss.copy_(state["loss"])
         self.rate.fill_(self.config.rate_at(max(self.step - 1, 0)))
-        for noise in self.noises:
-            noise.p = self.config.p_at(max(self.step - 1, 0))
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
         self.numbers.restore(state["numbers"])
         if self.stream is not None:
             torch.cuda.synchronize(self.device)

@@ -25,7 +25,7 @@ class Config:
         p: its drop probability.
         noise_options: keyword arguments of the noise. ``num_features="channels"`` is filled in for each place.
         stages: the stages that have it.
-        ramp: steps over which p grows linearly from 0.
+        ramp: steps over which p grows linearly, see `rotationout.Schedule.ramp`.
         steps: updates in all.
         batch: images of an update.
         learning_rate: at the start.
@@ -78,7 +78,3 @@ class Config:
     def rate_at(self, step: int) -> float:
         """The learning rate of an update, counted from 0."""
         return self.learning_rate * 0.1 ** sum(step >= milestone for milestone in self.milestones)
-
-    def p_at(self, step: int) -> float:
-        """The drop probability of an update, counted from 0: on a ramp never quite 0."""
-        return self.p * min(1.0, (step + 1) / self.ramp) if self.ramp else self.p

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..experiments.records import mean_sd
 from ..recipes.cifar100 import KEEP, SIGMA
 
 __all__ = ["PAPER", "p_value", "table1"]
@@ -80,8 +80,8 @@ def _significance(one: Sequence[float], other: Sequence[float]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    mean = statistics.fmean(values)
-    return f"{mean:.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{mean:.2f}"
+    mean, sd = mean_sd(values)
+    return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
 
 
 def _place(row: str) -> str:

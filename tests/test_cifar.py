@@ -1,0 +1,99 @@
+"""CIFAR-100: read from its files, which may be damaged or worse, split and augmented."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from rotationout.experiments import cifar
+from rotationout.experiments.cifar import Images
+
+np = pytest.importorskip("numpy")
+
+
+def images(count: int, seed: int = 0) -> Images:
+    source = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=source)
+    return Images(pixels, torch.randint(100, (count,), generator=source))
+
+
+def test_augmentation_pads_cuts_and_mirrors() -> None:
+    data = images(40).pixels
+    drawn: list[torch.Tensor] = []
+
+    def draw(*size: object, **options: object) -> torch.Tensor:
+        drawn.append(torch.randint(*size, **options))
+        return drawn[-1]
+
+    cut = cifar.augment(data, draw)
+    (down, right), flip = drawn[0].squeeze(-1), drawn[1].squeeze(-1)
+    assert {0, 1} == set(flip.tolist())
+    for i, image in enumerate(data):
+        padded = torch.zeros(3, 40, 40, dtype=torch.uint8)
+        padded[:, 4:36, 4:36] = image
+        expected = padded[:, down[i] : down[i] + 32, right[i] : right[i] + 32]
+        assert torch.equal(cut[i], expected.flip(-1) if flip[i] else expected)
+    assert drawn[0].max() <= 8
+    assert cut.dtype == torch.uint8
+
+
+def write_cifar(folder: Path, split: str, **changes: object) -> Path:
+    count = cifar.COUNTS[split]
+    content = {
+        "data": np.zeros((count, 3072), dtype=np.uint8),
+        "fine_labels": [i % 100 for i in range(count)],
+        **changes,
+    }
+    path = folder / "cifar-100-python" / split
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    return path
+
+
+def test_cifar_is_read_from_its_standard_layout(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "test")
+    for root in (tmp_path, tmp_path / "cifar-100-python", str(tmp_path)):
+        data = cifar.load(root, "test")
+        assert data.pixels.shape == (10_000, 3, 32, 32)
+        assert data.labels.bincount().tolist() == [100] * 100
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("this must not run",)
+
+
+def test_cifar_that_is_not_what_it_should_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FileNotFoundError, match="give the folder that holds cifar-100-python"):
+        cifar.load(tmp_path, "train")
+    write_cifar(tmp_path, "test", fine_labels=[0] * 10_000)
+    with pytest.raises(ValueError, match="100 images of each of 100 classes"):
+        cifar.load(tmp_path, "test")
+    write_cifar(tmp_path, "test", data=np.zeros((5, 3072), dtype=np.uint8))
+    with pytest.raises(ValueError, match="must hold 10,000 images"):
+        cifar.load(tmp_path, "test")
+    write_cifar(tmp_path, "test", data=_Evil())
+    with pytest.raises(ValueError, match="wants to import"):
+        cifar.load(tmp_path, "test")
+    assert "this must not run" not in capsys.readouterr().out
+    write_cifar(tmp_path, "test", data=np.array(["text"], dtype=object))
+    with pytest.raises(ValueError, match="not of bytes"):
+        cifar.load(tmp_path, "test")
+    write_cifar(tmp_path, "test", fine_labels=[-1] * 10_000)
+    with pytest.raises(ValueError, match="is damaged"):
+        cifar.load(tmp_path, "test")
+    path = write_cifar(tmp_path, "test")
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is not a CIFAR-100 file, or is damaged"):
+        cifar.load(tmp_path, "test")
+
+
+def test_held_out_images_are_the_same_for_all_runs() -> None:
+    data = images(50)
+    kept, held = data.split(10, seed=0)
+    again = data.split(10, seed=0)
+    assert (len(kept), len(held)) == (40, 10)
+    assert torch.equal(held.pixels, again[1].pixels)
+    both = torch.cat([kept.pixels, held.pixels]).flatten(1).float().sum(1).sort().values
+    assert torch.equal(both, data.pixels.flatten(1).float().sum(1).sort().values)
