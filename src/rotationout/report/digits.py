@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from ..experiments.records import LABELS, Study, mean_sd
-from . import figures
+from . import figures, style
 from .page import Section, Table, render
 
 __all__ = ["show", "summary_table", "write"]
@@ -83,7 +83,7 @@ def sections(study: Study) -> list[Section]:
             "Handwritten digits from few examples",
             [setting, pairing, choice],
             summary_table(study),
-            figures.to_svg(figures.accuracy_figure(study)),
+            style.to_svg(figures.accuracy_figure(study)),
             "Left: test accuracy while training, mean and one standard deviation either side. "
             "Right: every seed after the last epoch; a line joins the same split, the bar is the mean.",
             verdict(study),
@@ -92,7 +92,7 @@ def sections(study: Study) -> list[Section]:
             "Other strengths",
             ["The same at other drop probabilities. The difference is RotationOut − Dropout, paired by seed."],
             strength_table(study),
-            figures.to_svg(figures.strength_figure(study)),
+            style.to_svg(figures.strength_figure(study)),
             "Test accuracy over the drop probability, mean and one standard deviation either side.",
         ),
     ]
@@ -100,8 +100,8 @@ def sections(study: Study) -> list[Section]:
 
 def write(study: Study, out: Path) -> None:
     """Write the figures (PNG and SVG) and the page under ``out``."""
-    figures.save(figures.accuracy_figure(study), out / "digits")
-    figures.save(figures.strength_figure(study), out / "digits_strength")
+    style.save(figures.accuracy_figure(study), out / "digits")
+    style.save(figures.strength_figure(study), out / "digits_strength")
     s = study.settings
     footer = f"Measured with torch {s['torch']}, Python {s['python']}, {s['machine']}. Records: digits.json."
     page = render("RotationOut", "Turn the features instead of dropping them.", sections(study), footer)

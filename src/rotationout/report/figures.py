@@ -1,44 +1,19 @@
-"""Figures, computed from records alone. Transparent, in colours that can be read on a light and on a dark page."""
+"""The figures of the demo, computed from its records alone."""
 
 from __future__ import annotations
 
-import io
-import re
-from pathlib import Path
-from typing import Any
-
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
 from ..experiments.records import LABELS, Study, mean_sd
+from .style import INK, PALETTE, STYLE, finish
 
-__all__ = ["accuracy_figure", "save", "strength_figure", "to_svg"]
+__all__ = ["accuracy_figure", "strength_figure"]
 
-# Okabe and Ito's colours, apart for the colour-blind too; the markers say the same once more.
-COLOURS = {"none": "#8a8a8a", "dropout": "#e69f00", "rotationout": "#0b84c6"}
+COLOURS = {"none": PALETTE["grey"], "dropout": PALETTE["orange"], "rotationout": PALETTE["blue"]}
+# The markers say the same once more.
 MARKERS = {"none": "s", "dropout": "^", "rotationout": "o"}
-INK = "#808080"  # a grey that shows on white and on near-black; the page gives text more contrast
-
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "rotationout",
-}
 
 
 def accuracy_figure(study: Study) -> Figure:
@@ -66,7 +41,7 @@ def accuracy_figure(study: Study) -> Figure:
         finals.set(title="Every seed, last epoch", xlim=(-0.5, 2.5))
         finals.set_xticks(range(len(LABELS)), list(LABELS.values()))
         for axes in (curves, finals):
-            _finish(axes)
+            finish(axes)
     return figure
 
 
@@ -93,27 +68,5 @@ def strength_figure(study: Study) -> Figure:
         axes.set(xlabel="drop probability p", ylabel="test accuracy, %")
         axes.set_xticks(study.rates, [f"{p:g}" for p in study.rates])
         axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-        _finish(axes)
+        finish(axes)
     return figure
-
-
-def save(figure: Figure, stem: Path) -> None:
-    """Write a figure as PNG, on white, and as SVG, transparent."""
-    figure.savefig(stem.with_suffix(".png"), dpi=160, facecolor="white")
-    stem.with_suffix(".svg").write_text(to_svg(figure), encoding="utf-8")
-
-
-def to_svg(figure: Figure) -> str:
-    """A figure as one ``<svg>`` element without a fixed size, so that the page decides how wide it is."""
-    buffer = io.StringIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    return re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r'^<svg([^>]*?) height="[^"]*"', r"<svg\1", svg))
-
-
-def _finish(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.grid(axis="y", color=INK, alpha=0.2, linewidth=0.6)
-    axes.set_axisbelow(True)
