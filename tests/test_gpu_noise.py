@@ -37,7 +37,7 @@ def test_noise_on_the_device(kind: str, case: Case, dtype: torch.dtype) -> None:
         assert abs((energies.mean() - expected) / energies.std()) < 4.9 / math.sqrt(len(energies))
     still = case.still(x.detach().float().cpu()).to(DEVICE, dtype)
     # cuDNN computes with the ten bits of TF32, or rounds every state to bf16.
-    loose = {"rtol": 0.0, "atol": 5e-3 if dtype == torch.float32 else 3e-2} if kind.endswith("weight-drop") else {}
+    loose = {"rtol": 1e-2, "atol": 5e-3 if dtype == torch.float32 else 3e-2} if kind.endswith("weight-drop") else {}
     torch.testing.assert_close(case.call(module.to(dtype).eval(), x.detach()), still, **loose)
 
 

@@ -21,6 +21,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer and a stack are other programs of cuDNN, and round the ten bits of TF32 differently."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 each_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 
 

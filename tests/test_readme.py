@@ -45,10 +45,16 @@ def test_figures_in_the_text_are_those_of_the_records() -> None:
     single, half = (f"{min(found):.2f} to {max(found):.2f}" for found in ratios.values())
     assert f"takes {single} of Dropout's time on the fp32 tensors above, {half} on the bf16 ones" in text
 
-    lstm = record("recurrent_cpu_torch-2.11.0.json")
-    base = {row["input"]: row["ms"] for row in lstm if row["network"] == "nn.LSTMs, nn.Dropout"}
-    noisy = [row["ms"] / base[row["input"]] for row in lstm if re.search("Rotation|Locked", row["network"])]
-    assert f"takes {min(noisy):.2f} to {max(noisy):.2f} of the time of four `nn.LSTM`" in text
+    assert f"takes {recurrent_ratios('cpu')} of the time of four `nn.LSTM`" in text
+    assert f"fp32 and fp16, padded and packed) {recurrent_ratios('nvidia-h200')}, cuDNN in every layer" in text
+
+
+def recurrent_ratios(device: str) -> str:
+    rows = record(f"recurrent_{device}_torch-2.11.0.json")
+    base = {row["input"]: row["ms"] for row in rows if row["network"] == "nn.LSTMs, nn.Dropout"}
+    noisy = [row["ms"] / base[row["input"]] for row in rows if re.search("Rotation|Locked", row["network"])]
+    assert device == "cpu" or all(row["cudnn_calls"] == row["layers"] for row in rows)
+    return f"{min(noisy):.2f} to {max(noisy):.2f}"
 
 
 def test_the_code_runs() -> None:

@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int],
     chosen = [table[check_choice("row", row, table)] for row in rows]
     configs = [config.replace(**changes, seed=seed) for seed in seeds for config in chosen]
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     splits = {config.held_out: config for config in configs}
     images = {held_out: load_images(config, options.data, device) for held_out, config in splits.items()}
