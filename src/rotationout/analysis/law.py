@@ -72,6 +72,14 @@ class NoiseLaw:
         trace = torch.diag_embed(diagonal.sum(-1, keepdim=True).expand_as(diagonal))
         return self.lam / (features - 1) * (trace - second)
 
+    def variance(self, squares: Tensor) -> Tensor:
+        """E[ε²] for E[z²] = ``squares``, both (…, D): the diagonal of `covariance`, which needs no other products."""
+        if self.source != "others":
+            return self.lam * squares
+        if squares.size(-1) < 2:
+            raise ValueError("a rotation needs at least 2 features to pair, got squares of shape (…, 1)")
+        return self.lam / (squares.size(-1) - 1) * (squares.sum(-1, keepdim=True) - squares)
+
 
 def noise_law(noise: nn.Module | NoiseLaw) -> NoiseLaw:
     """The second moments of a noise layer in train mode, whatever mode it is in.
