@@ -114,7 +114,14 @@ def test_dropouts_by_all_their_masks(layer: nn.Module, shape: tuple[int, ...], m
 
 def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
     x = torch.randn(2, 4, 2, 3, dtype=torch.float64)
-    for layer in (ro.RotationOut2d(0.3), ro.noise("centred-uout", 0.3, dims=2), nn.Dropout2d(0.3)):
+    blocked = ro.RotationOut2d(0.3, block_size=2, coverage=0.4)
+    for layer in (
+        ro.RotationOut2d(0.3),
+        blocked,
+        ro.noise("centred-uout", 0.3, dims=2),
+        nn.Dropout2d(0.3),
+        ro.nn.Cutout(0.3),
+    ):
         blocks = conditional_moments(layer, x).covariance
         assert blocks.shape == (2, 2, 3, 4, 4)
         joint = conditional_moments(layer, x, joint=True).covariance.view(*x.shape, *x.shape)
@@ -287,11 +294,18 @@ def test_the_layer_is_not_touched() -> None:
         (lambda: NoiseLaw("itself", 1.0).covariance(torch.ones(2, 3)), ValueError, r"\(…, D, D\), got \(2, 3\)"),
         (lambda: conditional_moments(ro.RotationOut2d(), torch.ones(2, 3)), ValueError, "takes"),
         (lambda: conditional_moments(ro.RotationOut(), torch.ones(2, 1)), ValueError, "at least 2 features"),
+        (
+            lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(1, 3)),
+            ValueError,
+            "more than one value",
+        ),
+        (lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(3)), ValueError, "more than one value"),
         (lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True), ValueError, "maps of 4"),
         (lambda: conditional_moments(nn.Dropout2d(), torch.ones(1, 2, 3, 4), dim=2), ValueError, "features on axis 1"),
         (lambda: conditional_moments(ro.nn.ShakeShake(), torch.ones(2, 3)), TypeError, "two branches"),
         (lambda: conditional_moments(nn.Dropout(), (torch.ones(2), torch.ones(2))), TypeError, "x must be a Tensor"),
         (lambda: conditional_moments(ro.nn.Cutout(), torch.ones(2, 3)), ValueError, "Cutout takes images"),
+        (lambda: conditional_moments(ro.nn.LockedDropout(), torch.ones(3)), ValueError, "sequences are"),
         (lambda: total_moments(nn.Dropout(), torch.ones(3), torch.eye(2)), ValueError, "mean must have shape"),
         (lambda: total_moments(nn.Dropout(), torch.ones(2), torch.eye(2), rows=1), ValueError, "at least 2, got 1"),
         (

@@ -30,6 +30,11 @@ class PairwiseCorrelation:
         covariance: Σ, (…, D, D).
         added_variance: V = E[Var[x̃ᵢ | x]], (…, D).
         inhibition: C = E[cov(x̃ᵢ, x̃ⱼ | x)], (…, D, D), zero on the diagonal.
+
+    >>> sigma, inhibition = torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([[0.0, -0.1], [-0.1, 0.0]])
+    >>> terms = PairwiseCorrelation(sigma, torch.tensor([1.0, 1.0]), inhibition)
+    >>> [round(r[0, 1].item(), 3) for r in (terms.before, terms.by_variance, terms.after)]
+    [0.5, 0.25, 0.2]
     """
 
     covariance: Tensor
@@ -78,7 +83,11 @@ def pairwise_correlation(
 
 
 class Turn(NamedTuple):
-    """cos²θ of a random turn: its mean and its standard deviation."""
+    """cos²θ of a random turn: its mean and its standard deviation.
+
+    >>> dropout_rotation(torch.ones(4), 0.5)
+    Turn(mean=tensor(0.5000, dtype=torch.float64), std=tensor(0.2500, dtype=torch.float64))
+    """
 
     mean: Tensor
     std: Tensor

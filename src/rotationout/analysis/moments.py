@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..functional.inputs import check_features
-from ..nn import Cutout, LockedDropout, RotationOutSequence, ShakeShake
+from ..functional.inputs import check_batch, check_features
+from ..functional.sequences import sequence_axis
+from ..nn import Cutout, LockedDropout, ShakeShake
 from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutNd
 from ..rotation import check_features as check_pairs
@@ -79,7 +80,7 @@ def conditional_moments(
     elif not isinstance(x, Tensor):
         raise TypeError(f"x must be a Tensor, got {type(x).__name__}; only Shake-Shake takes a pair of them")
     elif isinstance(noise, Cutout):
-        return _cutout(noise, x.double(), joint)
+        return _cutout(noise, x.detach().double(), joint)
     else:
         mean, disturbed, law = x, x, noise_law(noise)
     axis, batch_dim = _axes(noise, mean, dim)
@@ -87,8 +88,8 @@ def conditional_moments(
     if isinstance(law.center, Tensor):
         disturbed = disturbed - law.center.double().view(-1, *[1] * (mean.ndim - 1 - axis))
     elif law.center == "batch":
-        others = [a for a in range(mean.ndim) if a != axis]
-        disturbed = disturbed - (disturbed.mean(others, keepdim=True) if others else disturbed)
+        check_batch(mean, None, axis, axis)
+        disturbed = disturbed - disturbed.mean([a for a in range(mean.ndim) if a != axis], keepdim=True)
     if joint and isinstance(noise, _RotationOutNd):
         products = tangent_products(noise, mean.shape, axis, batch_dim).to(mean.device)
         return Moments(mean, _turned_together(disturbed, products, axis))
@@ -177,20 +178,19 @@ def _axes(noise: nn.Module, x: Tensor, dim: int | None) -> tuple[int, int | None
     own, batch_dim = None, None
     if isinstance(noise, CentredNoise):
         own, batch_dim = noise._axes(x)
-        if getattr(noise, "center", None) is None and not isinstance(noise, _RotationOutNd) and dim is not None:
+        if noise.center is None and not isinstance(noise, _RotationOutNd) and dim is not None:
             own = None  # about the origin every axis is as good as another
     elif isinstance(noise, LockedDropout):
+        sequence_axis(x, noise.batch_first)  # refuses what is no sequence
         own = x.ndim - 1
     elif isinstance(noise, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        alone = x.ndim == {nn.Dropout1d: 2, nn.Dropout3d: 4}.get(type(noise))
+        alone = x.ndim == (2 if isinstance(noise, nn.Dropout1d) else 4 if isinstance(noise, nn.Dropout3d) else 0)
         own = 0 if alone else 1
     if own is not None and dim is not None and resolve_axis("dim", dim, x.ndim) != own:
         raise ValueError(f"{type(noise).__name__} has its features on axis {own} of {tuple(x.shape)}, got dim = {dim}")
     axis = check_features(x, (-1 if dim is None else dim) if own is None else own)
     if isinstance(noise, _RotationOutNd):
         check_pairs(x.size(axis), axis)
-    if isinstance(noise, RotationOutSequence | LockedDropout) and x.ndim not in (2, 3):
-        raise ValueError(f"{type(noise).__name__} takes sequences of 2 or 3 dimensions, got {tuple(x.shape)}")
     return axis, batch_dim
 
 
@@ -214,7 +214,7 @@ def _cutout(noise: Cutout, x: Tensor, joint: bool) -> Moments:
     if not joint:
         rows = x.movedim(-3, -1)
         return Moments(mean, (one * (1 - one))[..., None, None] * rows.unsqueeze(-1) * rows.unsqueeze(-2))
-    images = x.view(-1, *x.shape[-3:])
+    images = x.reshape(-1, *x.shape[-3:])
     multiplier = both - torch.einsum("ij,kl->ijkl", one, one)
     covariance = x.new_zeros(len(images), images[0].numel(), len(images), images[0].numel())
     for n, image in enumerate(images):

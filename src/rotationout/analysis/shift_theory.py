@@ -118,6 +118,9 @@ class ShiftSample:
 
     Attributes:
         ratio: r, (layers, outputs).
+
+    >>> ShiftSample(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+    ShiftSample(mean=2, variance=0.6667, maximum of 2 outputs=2.5, layers=2)
     """
 
     ratio: Tensor
