@@ -1,0 +1,122 @@
+"""Who shares a draw: how the noise of one element of a tensor goes with that of another.
+
+Positions of a map may share a mask or a pairing, time steps of a sequence too. The second moments of one feature vector
+do not show it (`rotationout.analysis.law`); those of a whole tensor do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .. import strength
+from ..functional.sequences import sequence_axis
+from ..nn import LockedDropout, ShakeShake
+from ..nn.rotation import _RotationOutNd
+from ..rotation import leading_batch_axis
+from .law import is_stochastic_depth
+
+__all__ = ["cutout_chances", "mask_of_element", "one_sided_correlation", "tangent_products"]
+
+
+def mask_of_element(noise: nn.Module, x: Tensor) -> Tensor:
+    """A number for every element of ``x``; those with the same number are multiplied by the same random number."""
+    shape = list(x.shape)
+    spatial = next((n for n in (1, 2, 3) if isinstance(noise, getattr(nn, f"Dropout{n}d"))), None)
+    if spatial is not None:
+        # torch takes (C, L) and (C, D, H, W) for one example, but (A, B, C) in Dropout2d for a batch of sequences.
+        alone = x.ndim == spatial + 1 and spatial != 2
+        if not alone and x.ndim != spatial + 2:
+            batchless = "" if spatial == 2 else f" or {spatial + 1} without a batch"
+            raise ValueError(
+                f"{type(noise).__name__} takes maps of {spatial + 2} dimensions{batchless}, got {tuple(x.shape)}"
+            )
+        shape[1 if alone else 2 :] = [1] * spatial
+    elif isinstance(noise, LockedDropout):
+        sequences = sequence_axis(x, noise.batch_first)
+        shape = [n if axis in (sequences, x.ndim - 1) else 1 for axis, n in enumerate(shape)]
+    elif isinstance(noise, ShakeShake) or is_stochastic_depth(noise):
+        together = "batch" in (getattr(noise, "per", None), getattr(noise, "mode", None))
+        shape = [1 if together else shape[0], *[1] * (x.ndim - 1)]
+    return torch.arange(math.prod(shape), device=x.device).view(shape).expand(x.shape)
+
+
+def tangent_products(noise: _RotationOutNd, shape: Sequence[int], axis: int, batch_dim: int | None) -> Tensor:
+    """E[t_a t_b] where two feature vectors share a pairing and 0 where they do not, (P, P) for P positions.
+
+    Signs of a pairing are random, so the noises of vectors with pairings of their own are not correlated. With one
+    pairing they are by E[t²] = λ if the angle is shared too, else by (E t)², zero for symmetric angles. Blocks count by
+    how often both positions are covered.
+    """
+    leading = tuple(shape[:axis]) + tuple(shape[axis + 1 :])
+    batch_axis = leading_batch_axis(batch_dim, axis, len(shape), noise.draw)
+
+    def same(per: str) -> Tensor:
+        sizes = [n if per == "row" or (per == "example" and a == batch_axis) else 1 for a, n in enumerate(leading)]
+        number = torch.arange(math.prod(sizes)).view(sizes).expand(leading).flatten()
+        return number[:, None] == number
+
+    lam = strength.to_lam("dropout", noise.p)
+    apart = lam * one_sided_correlation(noise.draw.law, lam) if noise.draw.side == "one" else 0.0
+    products = torch.where(same(noise.draw.angle_per), lam, apart) * same(noise.draw.pairing_per)
+    products = products.double()
+    if noise.block_size is None or noise.coverage is None:
+        return products
+    return products * _both_covered(leading, len(shape) - 1 - axis, noise.block_size, noise.coverage)
+
+
+def one_sided_correlation(law: str, lam: float) -> float:
+    """(E|tan θ|)² / E tan²θ: how the noises of two positions with one pairing and one-sided angles correlate.
+
+    >>> round(one_sided_correlation("gaussian_tan", 0.25), 4)  # 2 / π
+    0.6366
+    """
+    scale = strength.from_lam(law, lam)
+    if law == "gaussian_tan":
+        return 2 / math.pi
+    if law == "uniform_tan" or scale == 0.0:
+        return 3 / 4
+    if law == "uniform_angle":
+        return (math.log(math.cos(scale)) / scale) ** 2 / lam
+    theta = torch.linspace(0, min(strength.ANGLE_LIMIT, 12 * scale), 4001, dtype=torch.float64)
+    density = torch.exp(-0.5 * (theta / scale) ** 2)
+    mean, mass = (torch.trapezoid(y, theta).item() for y in (density * theta.tan(), density))
+    return (mean / mass) ** 2 / lam
+
+
+def cutout_chances(share: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """How often Cutout hides a pixel, (H, W), and two pixels at once, (H, W, H, W): by all centres there are."""
+
+    def inside(size: int) -> Tensor:
+        """Whether a pixel along an axis is hidden, (centre, pixel)."""
+        # In fp32, as the layer does: a side of 4.5 pixels is rounded the same way.
+        side = (torch.tensor(share, dtype=torch.float32).sqrt() * size).round()
+        pixel = torch.arange(size)
+        offset = pixel - pixel[:, None] + side.div(2, rounding_mode="floor")
+        return ((offset >= 0) & (offset < side)).double()
+
+    rows, columns = inside(height), inside(width)
+    one = rows.mean(0)[:, None] * columns.mean(0)
+    both = torch.einsum("ab,cd->acbd", rows.T @ rows / height, columns.T @ columns / width)
+    return one, both
+
+
+def _both_covered(leading: tuple[int, ...], spatial: int, block_size: int, coverage: float) -> Tensor:
+    """The probability that blocks cover two positions at once, (P, P).
+
+    A position is left alone if none of the B blocks that hold it is drawn, with probability 1 − c = (1 − γ)^B. Two
+    positions of an example are both left alone if none of 2B − S is, where S blocks hold both.
+    """
+    sizes = leading[len(leading) - spatial :]
+    blocks = [min(block_size, n) for n in sizes]
+    places = torch.cartesian_prod(*[torch.arange(n) for n in sizes]).view(-1, spatial)
+    distance = (places[:, None] - places).abs()
+    shared = (torch.tensor(blocks) - distance).clamp(min=0).prod(-1) / math.prod(blocks)
+    alone = 1 - coverage
+    inside = 1 - 2 * alone + alone ** (2 - shared.double())
+    examples = math.prod(leading[: len(leading) - spatial])
+    same = torch.eye(examples, dtype=torch.float64).repeat_interleave(len(places), 0).repeat_interleave(len(places), 1)
+    return torch.where(same.bool(), inside.repeat(examples, examples), coverage**2)

@@ -1,0 +1,321 @@
+"""Closed-form moments against exact enumeration of all draws, and against Monte Carlo.
+
+Monte-Carlo comparisons take the largest of at most 1,300 deviations, each in standard errors: 6.5 is exceeded with
+probability below 1e-6 over seeds (and never for the fixed seed).
+"""
+
+import importlib.util
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.core.noise_cases import CASES, TORCHVISION, Case, branches, parameters
+from torch import Tensor, nn
+
+import rotationout as ro
+from rotationout import strength
+from rotationout.analysis import (
+    MomentAccumulator,
+    NoiseLaw,
+    conditional_moments,
+    estimate_moments,
+    noise_law,
+    relu_moments,
+    total_moments,
+)
+from rotationout.analysis.sharing import one_sided_correlation
+from rotationout.registry import KINDS
+
+LIMIT = 6.5
+
+
+def weighted(draws: Iterator[tuple[float, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of flattened outputs, each with its probability."""
+    chances, outputs = zip(*((chance, output.flatten().double()) for chance, output in draws), strict=True)
+    weight, rows = torch.tensor(chances, dtype=torch.float64), torch.stack(outputs)
+    torch.testing.assert_close(weight.sum().item(), 1.0)
+    mean = weight @ rows
+    return mean, (rows - mean).T @ ((rows - mean) * weight[:, None])
+
+
+def all_dropouts(x: Tensor, masks: tuple[int, ...], p: float) -> Iterator[tuple[float, Tensor]]:
+    """Every outcome of a Dropout whose masks have this shape, with its probability."""
+    for kept in itertools.product([0.0, 1.0], repeat=math.prod(masks)):
+        chance = math.prod(1 - p if keep else p for keep in kept)
+        yield chance, x * torch.tensor(kept, dtype=torch.float64).view(masks) / (1 - p)
+
+
+def all_rotations(x: Tensor, tangents: list[float]) -> Iterator[tuple[float, Tensor]]:
+    """Every permutation of the features, with each of some tangents."""
+    features = x.size(-1)
+    count = math.factorial(features) * len(tangents)
+    grow = math.sqrt(features / (features - 1)) if features % 2 else 1.0
+    for order in itertools.permutations(range(features)):
+        for tan in tangents:
+            rotation = ro.Rotation.from_permutation(order, math.atan(tan * grow))
+            yield 1 / count, ro.functional.rotate(x, ro.Rotation(rotation.tan.double(), rotation.index, features))
+
+
+@pytest.mark.parametrize("features", [2, 3, 4, 5, 6])
+def test_lemma_1_is_the_mean_over_all_permutations(features: int) -> None:
+    x = torch.randn(features, dtype=torch.float64) + 0.5
+    mean, covariance = weighted(all_rotations(x, [0.3, 0.9]))
+    layer = ro.RotationOut(strength.from_lam("dropout", (0.3**2 + 0.9**2) / 2))
+    predicted = conditional_moments(layer, x)
+    torch.testing.assert_close(predicted.mean, x)
+    torch.testing.assert_close(mean, x, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(predicted.covariance, covariance, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("features", [3, 4, 6])
+def test_structured_pairings_have_the_same_moments(features: int) -> None:
+    """All of them, with every choice of signs."""
+    x = torch.randn(features, dtype=torch.float64)
+    grow = math.sqrt(features / (features - 1)) if features % 2 else 1.0
+    count = ro.pairing.count_structured(features)
+
+    def draws() -> Iterator[tuple[float, Tensor]]:
+        for k in range(count):
+            partner, _ = ro.pairing.partner_and_sign(torch.tensor(k), torch.tensor(0), features)
+            for flips in itertools.product([-1, 1], repeat=features // 2):
+                firsts = [i for i in range(features) if i < partner[i]]
+                sign = torch.zeros(features, dtype=torch.float64)
+                for first, flip in zip(firsts, flips, strict=True):
+                    sign[first], sign[partner[first]] = flip, -flip
+                yield 1 / (count * 2 ** (features // 2)), x + 0.7 * grow * sign * x[partner]
+
+    _, covariance = weighted(draws())
+    layer = ro.RotationOut(strength.from_lam("dropout", 0.49), pairing="structured")
+    torch.testing.assert_close(conditional_moments(layer, x).covariance, covariance)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "masks"),
+    [
+        (nn.Dropout(0.3), (6,), (6,)),
+        (nn.Dropout1d(0.3), (2, 2, 3), (2, 2, 1)),
+        (nn.Dropout1d(0.3), (3, 4), (3, 1)),
+        (nn.Dropout2d(0.3), (2, 2, 2, 2), (2, 2, 1, 1)),
+        (nn.Dropout3d(0.3), (3, 1, 2, 2), (3, 1, 1, 1)),
+        (ro.nn.LockedDropout(0.3), (3, 2, 2), (1, 2, 2)),
+        (ro.nn.LockedDropout(0.3, batch_first=True), (3, 2, 2), (3, 1, 2)),
+        (ro.nn.LockedDropout(0.3), (3, 4), (1, 4)),
+    ],
+)
+def test_dropouts_by_all_their_masks(layer: nn.Module, shape: tuple[int, ...], masks: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    mean, covariance = weighted(all_dropouts(x, masks, 0.3))
+    predicted = conditional_moments(layer, x, joint=True)
+    torch.testing.assert_close(predicted.mean.flatten(), mean)
+    torch.testing.assert_close(predicted.covariance, covariance)
+
+
+def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
+    x = torch.randn(2, 4, 2, 3, dtype=torch.float64)
+    blocked = ro.RotationOut2d(0.3, block_size=2, coverage=0.4)
+    for layer in (
+        ro.RotationOut2d(0.3),
+        blocked,
+        ro.noise("centred-uout", 0.3, dims=2),
+        nn.Dropout2d(0.3),
+        ro.nn.Cutout(0.3),
+    ):
+        blocks = conditional_moments(layer, x).covariance
+        assert blocks.shape == (2, 2, 3, 4, 4)
+        joint = conditional_moments(layer, x, joint=True).covariance.view(*x.shape, *x.shape)
+        torch.testing.assert_close(blocks[1, 0, 2], joint[1, :, 0, 2, 1, :, 0, 2])
+    last = conditional_moments(nn.Dropout(0.3), x)
+    first = conditional_moments(nn.Dropout(0.3), x, dim=1)
+    assert (last.covariance.shape, first.covariance.shape) == ((2, 4, 2, 3, 3), (2, 2, 3, 4, 4))
+
+
+WITHOUT = ("dropblock", "weight-drop", "variational-weight-drop")
+
+
+@pytest.mark.parametrize(("kind", "case"), [p for p in parameters() if p.values[0] not in WITHOUT])
+def test_every_noise_of_the_registry_by_monte_carlo(kind: str, case: Case) -> None:
+    x = torch.randn(case.shape) + 0.5
+    layer = ro.noise(kind, case.p, **case.options())
+    case.call(layer, x)  # a running mean has now seen x
+    given = (x, x.flip(1)) if case.call is branches else x
+    slow = kind in TORCHVISION
+    measured = estimate_moments(layer, given, 1000 if slow else 10_000, vectorized=1 if slow else 2000)
+    predicted = conditional_moments(layer, given, joint=True)
+    if kind == "none":
+        assert measured.variance.abs().max() == 0
+    for off in measured.deviations(predicted):
+        assert off.abs().max() < LIMIT
+
+
+def test_every_kind_of_the_registry_has_moments_or_says_why_not() -> None:
+    reasons = {
+        "weight-drop": "no linear function of the weights",
+        "cutout": "by where they are",
+        "shake-shake": "mixes",
+    }
+    for kind in KINDS:
+        if kind in TORCHVISION and importlib.util.find_spec("torchvision") is None:
+            continue
+        layer = ro.noise(kind, 0.2, **CASES[kind][0].options())
+        if kind in ("cutout", "shake-shake", *WITHOUT):
+            reason = reasons.get(kind.removeprefix("variational-"), "rescales by what is left")
+            with pytest.raises(TypeError, match=f"{reason}.*estimate_moments"):
+                noise_law(layer)
+        else:
+            assert noise_law(layer).lam == pytest.approx(0.0 if kind == "none" else 0.25)
+
+
+@pytest.mark.parametrize("side", ["symmetric", "one"])
+@pytest.mark.parametrize("law", strength.LAWS)
+@pytest.mark.parametrize(("pairing_per", "angle_per"), [("example", "row"), ("batch", "example"), ("row", "batch")])
+def test_rotations_that_share_by_monte_carlo(pairing_per: str, angle_per: str, law: str, side: str) -> None:
+    layer = ro.RotationOut1d(0.3, pairing_per=pairing_per, angle_per=angle_per, law=law, side=side, center=None)
+    x = torch.randn(2, 4, 2)
+    measured = estimate_moments(layer, x, 20_000, vectorized=5000)
+    for off in measured.deviations(conditional_moments(layer, x, joint=True)):
+        assert off.abs().max() < LIMIT
+
+
+def test_a_wrong_prediction_is_caught() -> None:
+    """Positions that turn to one side are correlated: the symmetric prediction is far off, and so is another λ."""
+    x = torch.randn(2, 4, 2)
+    measured = estimate_moments(ro.RotationOut1d(0.3, center=None), x, 20_000, vectorized=5000)
+    for other in (ro.RotationOut1d(0.3, center=None, side="symmetric"), ro.RotationOut1d(0.35, center=None)):
+        _, off = measured.deviations(conditional_moments(other, x, joint=True))
+        assert off.abs().max() > 2 * LIMIT
+
+
+def test_blocks_by_all_their_seeds() -> None:
+    """How often two of three positions are turned together, by all 2⁴ ways to start blocks of two."""
+    coverage, x = 0.6, torch.randn(1, 2, 3, dtype=torch.float64)
+    gamma = 1 - math.sqrt(1 - coverage)
+    both = torch.zeros(3, 3, dtype=torch.float64)
+    for seeds in itertools.product([0, 1], repeat=4):
+        covered = torch.tensor([seeds[i] or seeds[i + 1] for i in range(3)], dtype=torch.float64)
+        both += math.prod(gamma if seed else 1 - gamma for seed in seeds) * torch.outer(covered, covered)
+    options = {"center": None, "angle_per": "example"}
+    plain = conditional_moments(ro.RotationOut1d(0.5, **options), x, joint=True)
+    layer = ro.RotationOut1d(0.5, block_size=2, coverage=coverage, **options)
+    blocked = conditional_moments(layer, x, joint=True)
+    torch.testing.assert_close(blocked.covariance, plain.covariance * both.repeat(2, 2))
+
+
+def test_how_positions_with_one_pairing_correlate() -> None:
+    """The values of the decisions on the paper, and a symmetric law of large λ by numerical integration."""
+    assert one_sided_correlation("gaussian_tan", 0.25) == pytest.approx(2 / math.pi)
+    assert one_sided_correlation("uniform_tan", 0.25) == pytest.approx(3 / 4)
+    assert one_sided_correlation("uniform_angle", 1 / 9) == pytest.approx(0.734, abs=5e-4)
+    assert one_sided_correlation("uniform_angle", 1.0) == pytest.approx(0.638, abs=5e-4)
+    assert one_sided_correlation("gaussian_angle", 1e-4) == pytest.approx(2 / math.pi, abs=1e-3)
+
+
+@pytest.mark.parametrize("center", ["origin", "elsewhere"])
+@pytest.mark.parametrize("kind", ["dropout", "rotation"])
+def test_total_moments_over_a_finite_set_by_all_draws(kind: str, center: str) -> None:
+    """eq14 and eq145 with a mean c: four vectors, each with all of the noise's draws."""
+    lam, m = 0.49, torch.zeros(4, dtype=torch.float64)
+    options = {}
+    if center == "elsewhere":
+        m = torch.tensor([0.5, -1.0, 0.0, 2.0], dtype=torch.float64)
+        options = {"center": "running", "num_features": 4}
+    layer = ro.noise(kind, strength.from_lam("dropout", lam), **options)
+    if center == "elsewhere":
+        layer.running_mean.copy_(m)
+    data = torch.randn(4, 4, dtype=torch.float64) + 1
+    p = strength.from_lam("dropout", lam)
+
+    def draws() -> Iterator[tuple[float, Tensor]]:
+        for x in data:
+            found = all_dropouts(x - m, (4,), p) if kind == "dropout" else all_rotations(x - m, [0.7])
+            yield from ((chance / 4, m + output) for chance, output in found)
+
+    mean, covariance = weighted(draws())
+    total = total_moments(layer, data.mean(0), torch.cov(data.T, correction=0))
+    torch.testing.assert_close(total.mean, mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(total.covariance, covariance, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["centred-dropout", "centred-gaussian", "centred-uout", "rotation", "none"])
+def test_total_moments_about_the_mean_of_a_few_rows(kind: str) -> None:
+    """A batch mean over n rows keeps (n − 1) / n of the noise."""
+    n, batches = 3, 30_000
+    half = torch.randn(4, 4) / 2
+    c, sigma = torch.tensor([1.0, 0.0, -1.0, 2.0]), half @ half.T + 0.2 * torch.eye(4)
+    options = {"center": "batch"} if kind == "rotation" else {}
+    layer = ro.noise(kind, 0.4, **options)
+    x = c + torch.randn(batches, n, 4) @ torch.linalg.cholesky(sigma).T
+    noisy = torch.vmap(layer, randomness="different")(x)
+    seen = MomentAccumulator()
+    seen.update(noisy[:, 0])  # one row of each batch: independent ones
+    total = total_moments(layer, c, sigma, rows=n)
+    assert ((seen.mean - total.mean) / seen.mean_error).abs().max() < LIMIT
+    assert ((seen.covariance - total.covariance) / seen.covariance_error).abs().max() < LIMIT
+    if kind != "none":
+        infinite = total_moments(layer, c, sigma)
+        assert ((seen.covariance - infinite.covariance) / seen.covariance_error).abs().max() > 2 * LIMIT
+
+
+def test_relu_moments() -> None:
+    half = torch.randn(4, 4, dtype=torch.float64)
+    sigma = half @ half.T
+    seen = MomentAccumulator()
+    seen.update((torch.randn(200_000, 4, dtype=torch.float64) @ torch.linalg.cholesky(sigma).T).relu())
+    expected = relu_moments(sigma)
+    assert ((seen.mean - expected.mean) / seen.mean_error).abs().max() < LIMIT
+    assert ((seen.covariance - expected.covariance) / seen.covariance_error).abs().max() < LIMIT
+    one = relu_moments(torch.eye(2))
+    torch.testing.assert_close(one.variance, torch.full((2,), 0.5 - 0.5 / math.pi, dtype=torch.float64))
+    assert one.covariance[0, 1].abs() < 1e-15
+
+
+def test_the_layer_is_not_touched() -> None:
+    layer = ro.RotationOut(0.3, center="running", num_features=4).eval()
+    layer.running_mean.fill_(2.0)
+    x = torch.randn(5, 4)
+    state = torch.get_rng_state()
+    moments = conditional_moments(layer, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not layer.training
+    assert torch.equal(layer.running_mean, torch.full((4,), 2.0))
+    torch.testing.assert_close(moments.covariance, conditional_moments(ro.RotationOut(0.3), x - 2).covariance)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: noise_law(nn.Linear(2, 2)), TypeError, "Linear is no noise"),
+        (lambda: noise_law("dropout"), TypeError, "noise must be a noise layer or a NoiseLaw, got str 'dropout'"),
+        (lambda: NoiseLaw("others", -1.0), ValueError, "lam must be finite and not negative, got -1.0"),
+        (lambda: NoiseLaw("other", 1.0), ValueError, "did you mean 'others'"),
+        (lambda: NoiseLaw("others", 1.0, torch.zeros(2, 2)), ValueError, r"center must have shape \(D,\)"),
+        (lambda: NoiseLaw("others", 1.0).covariance(torch.ones(1, 1)), ValueError, "at least 2 features"),
+        (lambda: NoiseLaw("itself", 1.0).covariance(torch.ones(2, 3)), ValueError, r"\(…, D, D\), got \(2, 3\)"),
+        (lambda: conditional_moments(ro.RotationOut2d(), torch.ones(2, 3)), ValueError, "takes"),
+        (lambda: conditional_moments(ro.RotationOut(), torch.ones(2, 1)), ValueError, "at least 2 features"),
+        (
+            lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(1, 3)),
+            ValueError,
+            "more than one value",
+        ),
+        (lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(3)), ValueError, "more than one value"),
+        (lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True), ValueError, "maps of 4"),
+        (lambda: conditional_moments(nn.Dropout2d(), torch.ones(1, 2, 3, 4), dim=2), ValueError, "features on axis 1"),
+        (lambda: conditional_moments(ro.nn.ShakeShake(), torch.ones(2, 3)), TypeError, "two branches"),
+        (lambda: conditional_moments(nn.Dropout(), (torch.ones(2), torch.ones(2))), TypeError, "x must be a Tensor"),
+        (lambda: conditional_moments(ro.nn.Cutout(), torch.ones(2, 3)), ValueError, "Cutout takes images"),
+        (lambda: conditional_moments(ro.nn.LockedDropout(), torch.ones(3)), ValueError, "sequences are"),
+        (lambda: total_moments(nn.Dropout(), torch.ones(3), torch.eye(2)), ValueError, "mean must have shape"),
+        (lambda: total_moments(nn.Dropout(), torch.ones(2), torch.eye(2), rows=1), ValueError, "at least 2, got 1"),
+        (
+            lambda: total_moments(NoiseLaw("itself", 1.0, torch.zeros(3)), torch.ones(2), torch.eye(2)),
+            ValueError,
+            "about a mean of 3 features, but mean has 2",
+        ),
+    ],
+)
+def test_bad_input_says_what_would_be_right(call: object, error: type[Exception], message: str) -> None:
+    assert callable(call)
+    with pytest.raises(error, match=message):
+        call()
