@@ -274,6 +274,12 @@ def test_a_sound_model_has_no_findings() -> None:
     assert str(lint(model)) == "nothing found"
 
 
+def test_noise_in_recurrent_and_attention_layers_is_as_it_should_be() -> None:
+    noises = {"layer_noise": ro.noise("rotation-sequence", 0.2), "weight_drop": 0.1}
+    assert lint(ro.nn.NoisyLSTM(8, 8, num_layers=2, **noises), TOKENS) == []
+    assert lint(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), TOKENS) == []
+
+
 def test_what_could_not_be_looked_at_is_said() -> None:
     class Branching(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:

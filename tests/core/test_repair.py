@@ -292,6 +292,17 @@ def test_the_layer_may_see_the_features_on_another_axis() -> None:
         correct_batchnorm_(model, batches)
 
 
+def test_another_precision_in_between_is_nothing_in_between() -> None:
+    class Cast(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self[0](x).double())
+
+    model = trained(Cast(ro.nn.CentredDropout(0.5, dim=1), nn.BatchNorm2d(3).double()), images(1), 50)
+    before = model[1].running_var.clone()
+    correct_batchnorm_(model, example_inputs=images(1)[0])
+    assert torch.allclose(model[1].running_var, before / 2)
+
+
 def test_code_that_cannot_be_read_needs_an_example() -> None:
     model = trained(Tokens(ro.nn.CentredDropout(0.5)), [torch.randn(9, 4, 8)], 50)
     with pytest.raises(ValueError, match=r"torch\.fx cannot follow.*give example_inputs"):

@@ -4,8 +4,10 @@ Sampled variances are compared with closed forms by Student's t over 24 batches:
 per channel over seeds, and none for the fixed seed.
 """
 
+import io
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +18,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import DataLoader, Dataset
 
 import rotationout as ro
+from rotationout.analysis import LayerShift, variance_shift
 from rotationout.analysis import shift as shift_module
-from rotationout.analysis import variance_shift
 
 LAM = 1.0  # p = 0.5
 T_LIMIT = 6.6  # the two-sided 1e-6 quantile of Student's t with 23 degrees of freedom
@@ -104,6 +106,13 @@ def test_without_noise_the_first_layer_has_no_shift_at_all() -> None:
     found = variance_shift(model, [torch.randn(20, 3), torch.randn(7, 3)])
     assert torch.equal(found["1"].r, torch.ones(4).double())
     assert found["4"].r.min() > 1
+
+
+def test_r_is_at_least_one_whichever_mode_has_more_variance() -> None:
+    one, two = torch.tensor([1.0, 4.0]).double(), torch.tensor([2.0, 1.0]).double()
+    layer = LayerShift("", train=one, test=two, stored=3 * two, calls=1)
+    assert layer.r.tolist() == [2, 4]
+    assert layer.stored_r.tolist() == [3, 3]
 
 
 def test_a_short_batch_counts_by_its_degrees_of_freedom() -> None:
@@ -255,16 +264,21 @@ def test_both_passes_see_the_same_batches_shuffled_and_augmented_alike(workers: 
 def test_noise_and_data_do_not_draw_the_same_numbers() -> None:
     class Source:
         def __iter__(self) -> Iterator[Tensor]:
-            yield torch.rand(50, 4)
+            for _ in range(3):
+                yield torch.rand(50, 4, dtype=torch.float64)
 
-    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
-    seen: list[tuple[Tensor, Tensor]] = []
-    model[0].register_forward_hook(lambda _, args, output: seen.append((args[0], output)))
-    variance_shift(model, Source())
-    given, dropped = seen[0][0], seen[0][1] == 0
-    assert dropped.any()
-    assert given[dropped].max() > given[~dropped].min(), "one uniform number decides both"
-    assert given[dropped].min() < given[~dropped].max()
+    given: set[float] = set()
+    drawn: set[float] = set()
+
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            given.update(x.flatten().tolist())
+            drawn.update(torch.rand(50, 4, dtype=torch.float64).flatten().tolist())
+            return x
+
+    variance_shift(nn.Sequential(Draws(), nn.BatchNorm1d(4).double()), Source())
+    assert len(given) == 600, "the same batches in both passes"
+    assert not given & drawn
 
 
 def test_batches_of_every_kind() -> None:
@@ -363,6 +377,28 @@ def test_a_compiled_model_is_measured_as_it_is_plain() -> None:
     compiled(batches[0])
     plain, found = variance_shift(model, batches), variance_shift(compiled, batches)
     assert torch.equal(found["_orig_mod.2"].train, plain["2"].train)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_bar_on_a_terminal_and_only_there(rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)  # importing it fails
+    model, batches = nn.Sequential(nn.BatchNorm1d(2)), [torch.randn(4, 2)]
+    for screen, options, shown in (
+        (Terminal(), {}, rich),
+        (Terminal(), {"show_progress": False}, False),
+        (io.StringIO(), {}, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", screen)
+        variance_shift(model, batches, **options)
+        assert ("variance shift" in screen.getvalue()) == shown
 
 
 def test_the_table() -> None:

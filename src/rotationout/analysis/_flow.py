@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..nn import WeightDrop
 from ..nn.base import CentredNoise
 from ..placing._slot import Slot
 from ..registry import is_noise
 
-__all__ = ["Flow", "Link", "Paths", "acts", "is_norm", "noises_of", "observe", "passed"]
+__all__ = ["Flow", "Link", "Paths", "acts", "disturbed", "is_norm", "noises_of", "observe", "passed"]
 
 Paths = dict[str, tuple[str, ...]]
 """The noises that a value carries, by name, and the operations since, each once."""
@@ -98,6 +99,12 @@ def passed(given: Iterable[Paths], operation: str) -> Paths:
     }
 
 
+def disturbed(name: str, noise: nn.Module, paths: Paths) -> Paths:
+    """What a value carries that a noise made of another; noise on weights is not straight before what follows."""
+    kind = type(noise).__name__
+    return {**passed([paths], kind), name: (kind,) if isinstance(noise, WeightDrop) else ()}
+
+
 def observe(model: nn.Module, run: Callable[[], object], flow: Flow | None = None) -> Flow:
     """Watch a run of a model, in whatever mode it is; inside `_passes.untouched`, without gradients.
 
@@ -141,6 +148,9 @@ class _Watcher(TorchDispatchMode):
         if self.within or any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
             return output  # a view is in the same storage
         operation = func.overloadpacket.__name__.rstrip("_")
+        if operation == "_to_copy" and output.stride() == args[0].stride():  # another precision, as autocast has it
+            self._carry(output, self._paths(args[0]))
+            return output
         paths = passed(map(self._paths, _tensors((args, kwargs))), operation)
         if _draws(func, args, kwargs):
             where = self.stack[-1] if self.stack else ""
@@ -172,7 +182,7 @@ class _Watcher(TorchDispatchMode):
                 self.within -= 1
                 incoming = self.incoming.pop()
                 if acts(module):
-                    self._carry(output, {**passed([incoming], type(module).__name__), name: ()})
+                    self._carry(output, disturbed(name, module, incoming))
                     self.layout[name] = _feature_layout(module, output)
                 else:
                     self._carry(output, incoming)

@@ -13,9 +13,20 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
-from ..nn import CentredDropout, GaussianDropout, NoisyGRU, NoisyLSTM, RotationOutSequence, Uout
+from ..nn import (
+    CentredDropout,
+    Cutout,
+    GaussianDropout,
+    NoisyGRU,
+    NoisyLSTM,
+    RotationOutSequence,
+    ShakeShake,
+    Uout,
+    WeightDrop,
+)
 from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutNd
 from ..placing._layout import dims_of_noise, takes_axis
@@ -91,10 +102,11 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
 def double_noise(view: View) -> Iterator[tuple[str, str]]:
     """A noise straight after another, as Dropout after a rotation.
 
-    Their strengths add up to more than either says: 1 + λ is the product (1 + λ₁)(1 + λ₂).
+    Their strengths add up to more than either says: 1 + λ is the product (1 + λ₁)(1 + λ₂). Noise on weights, on whole
+    branches and on images is another thing.
     """
     for link in view.flow.links:
-        if link.noise is not None and not link.between and link.target in view.noises:
+        if link.noise is not None and not link.between and _on_features(link.noise) and _on_features(link.module):
             yield link.target, f"straight after the noise {link.source}: 1 + λ of both is multiplied; keep one of them"
 
 
@@ -220,7 +232,8 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
     It works, but tools that look for modules do not see it: swap, Schedule, sampling.
     """
     for operation, name in dict.fromkeys(view.flow.draws):
-        if "dropout" in operation or "bernoulli" in operation:
+        argument = isinstance(view.model.get_submodule(name), nn.MultiheadAttention | nn.RNNBase)  # dropout=…
+        if not argument and ("dropout" in operation or "bernoulli" in operation):
             yield name, f"drops by a function ({operation}), which swap, Schedule and sampling do not see; use a module"
 
 
@@ -288,6 +301,10 @@ def _about_batch_mean(view: View) -> Iterator[tuple[str, CentredNoise, tuple[int
         if isinstance(noise, CentredNoise) and noise.center == "batch":
             for shape in dict.fromkeys(view.flow.shapes.get(name, [])):
                 yield name, noise, shape
+
+
+def _on_features(module: nn.Module) -> bool:
+    return isinstance(module, _DropoutNd) and not isinstance(module, ShakeShake | WeightDrop | Cutout)
 
 
 def _causal(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.base import CentredNoise
 from ..placing._layout import dims_of_module, dims_of_noise, takes_axis
 from ..placing._slot import After, Before, Slot
-from ._flow import Flow, Link, Paths, acts, is_norm, noises_of, passed
+from ._flow import Flow, Link, Paths, acts, disturbed, is_norm, noises_of, passed
 
 __all__ = ["UntraceableError", "trace"]
 
@@ -104,7 +104,7 @@ class _Reader:
     def _noise(self, name: str, noise: nn.Module, paths: Paths) -> Paths:
         self._reach(name, noise, paths)
         self.flow.calls[name] += 1
-        return {**passed([paths], type(noise).__name__), name: ()} if acts(noise) else paths
+        return disturbed(name, noise, paths) if acts(noise) else paths
 
     def _reach(self, name: str, module: nn.Module, paths: Paths) -> None:
         for source, path in paths.items():

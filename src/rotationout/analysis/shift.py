@@ -115,10 +115,11 @@ class VarianceShift:
                 axes.plot(places, ys, marker="o", markersize=4, color=PALETTE[colour], label=f"{label} over channels")
             axes.axhline(1, color=PALETTE["grey"], linewidth=0.8, linestyle=":")
             axes.set_ylabel("variance shift r")
-            if len(self.layers) <= 12:
-                axes.set_xticks(places, [layer.name for layer in self.layers], rotation=30, ha="right")
+            axes.set_xlabel("BatchNorm layer, in order of call")
+            if len(self.layers) <= 12:  # their names have room
+                names = [layer.name for layer in self.layers]
+                axes.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
             else:
-                axes.set_xlabel("BatchNorm layer, in order of call")
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.legend()
             finish(axes)
