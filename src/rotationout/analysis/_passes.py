@@ -77,19 +77,30 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[], None]]:
     """Whatever is run inside: afterwards the model and torch's random numbers are as they were, errors or not.
 
     Modes are put back. Buffers (running statistics, running means of noises, …) are copies inside, so the originals are
     never written to, and an autograd graph from before stays valid. The generators of the CPU and of the model's CUDA
-    devices are put back. Gradients are off, and compiled parts run as plain Python, so that hooks are seen.
+    devices are put back, if ``random``. Gradients are off, and compiled parts run as plain Python, so that hooks are
+    seen.
+
+    Yields:
+        A function that sets the buffers back at once.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
     buffers = [dict(module._buffers) for module in modules]
     copies: dict[int, Tensor] = {}
+
+    def set_back() -> None:
+        for module, kept in zip(modules, buffers, strict=True):
+            for name, buffer in kept.items():
+                if buffer is not None:
+                    module._buffers[name] = copies[id(buffer)].copy_(buffer)
+
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(_cuda_devices(model)))
+        stack.enter_context(torch.random.fork_rng(_cuda_devices(model), enabled=random))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in modules):
@@ -99,7 +110,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 for name, buffer in module._buffers.items():
                     if buffer is not None:  # a buffer of two modules stays one
                         module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-            yield
+            yield set_back
         finally:
             for module, mode, kept in zip(modules, modes, buffers, strict=True):
                 module.training = mode
