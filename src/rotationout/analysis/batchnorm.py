@@ -143,7 +143,8 @@ def moments(x: Tensor, batch_size: float, distribution: Source = "gaussian", *, 
     sums = torch.zeros(4, points.numel(), dtype=torch.float64)
     for others in _batches(law, size - 1, samples, points.numel()):
         out = leave_one_out(points, others.mean(1, keepdim=True), others.var(1, correction=0, keepdim=True), size)
-        sums += torch.stack([(out**k).sum(0) for k in (1, 2, 3, 4)])
+        square = out * out
+        sums += torch.stack([part.sum(0) for part in (out, square, square * out, square * square)])
     m1, m2, m3, m4 = sums / samples
     spread = m2 - m1**2
     fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4

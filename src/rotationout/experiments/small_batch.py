@@ -230,7 +230,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Compare BatchNorm, CrossNorm and PolyBatchNorm on handwritten digits at small batch sizes.",
     )
     parser.add_argument("--seeds", type=positive_count, default=SEEDS, help="networks per row (default: %(default)s)")
-    parser.add_argument("--epochs", type=positive_count, default=EPOCHS, help="passes over them (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=positive_count, default=EPOCHS, help="passes over the data (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the record goes (default: %(default)s/)")
     return parser.parse_args(arguments)
 
