@@ -21,7 +21,7 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=repr)
+@pytest.mark.parametrize("layer", LAYERS, ids=["cross", "cross, ghost", "ghost", "poly"])
 def test_compiled_layers_equal_eager_ones(layer: nn.Module) -> None:
     torch._dynamo.reset()
     counters.clear()

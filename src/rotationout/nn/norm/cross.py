@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from .ghost import ChunkedNorm
@@ -37,7 +36,7 @@ class _CrossNorm(ChunkedNorm):
     def _track_spread(self, seen: Tensor, weight: Tensor | float) -> None:
         assert self.running_var is not None
         inverse = (self.running_var.to(seen.dtype) + self.eps).rsqrt()
-        inverse = inverse.lerp(seen, torch.as_tensor(weight, dtype=seen.dtype, device=seen.device))
+        inverse = inverse.lerp(seen, weight.to(seen.dtype) if isinstance(weight, Tensor) else weight)
         self.running_var.copy_((inverse**-2 - self.eps).clamp_min(0))
 
 
@@ -74,6 +73,7 @@ class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
         ValueError: in training, if the others have fewer than 4 values per channel; the output's variance would be
             infinite.
 
+    >>> import torch
     >>> layer = CrossNorm2d(3)
     >>> layer(torch.randn(8, 3, 4, 4)).shape
     torch.Size([8, 3, 4, 4])
