@@ -444,3 +444,19 @@ def test_cross_normalization_is_recalibrated_but_not_corrected() -> None:
     assert model[1].running_var.min() > 1.5
     recalibrate_batchnorm_(model, batches)
     torch.testing.assert_close(model[1].running_var, torch.ones(4), rtol=0, atol=0.1)
+
+
+class Augmented:
+    """A data pipeline that draws while it is gone through."""
+
+    def __iter__(self) -> Any:
+        return (torch.randn(16, 4)[torch.randperm(16)] * torch.rand(1) for _ in range(30))
+
+
+def test_what_a_data_pipeline_draws_is_not_noise_of_the_model() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), ro.noise("centred-dropout", 0.5, dims=0), nn.BatchNorm1d(4))
+    for batch in Augmented():
+        model(batch)
+    repair = correct_batchnorm_(model, Augmented())
+    assert [one.name for one in repair.layers] == ["2"]
+    assert [one.name for one in recalibrate_batchnorm_(model, Augmented()).layers] == ["0", "2"]
