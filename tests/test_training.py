@@ -370,9 +370,9 @@ def test_tables_come_from_records_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["table", TABLE, "--out", str(tmp_path)]) == 0
     lines = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()[2:]}
     none, dropout, rotation = (lines[row] for row in list(scores)[:3])
-    assert "| 3 | 70.10 ± 0.10 | 71.93 ± 0.16 | 70.35 ± 0.10 | 72.12 ± 0.18 | – | – |" in none
-    assert "| 3 | 71.20 ± 0.20 | 73.33 ± 0.27 |" in dropout
-    assert "| 72.13 ± 0.15 | 74.14 ± 0.11 | 72.38 ± 0.15 | 74.35 ± 0.13 | < 0.001 | 0.004 |" in rotation
+    assert "| 3 | 70.10 ± 0.10 * | 71.93 ± 0.16 | 70.35 ± 0.10 * | 72.12 ± 0.18 | – | – |" in none
+    assert "| 3 | 71.20 ± 0.20 * | 73.33 ± 0.27 |" in dropout
+    assert "| 72.13 ± 0.15 * | 74.14 ± 0.11 | 72.38 ± 0.15 * | 74.35 ± 0.13 | < 0.001 | 0.004 |" in rotation
     assert "| 1 | 69.00 | 71.83 ± 0.35" not in lines["rotation structured sigma 0.816"], "that form is not the paper's"
     assert cli.main(["table", "cifar100_wrn28_10_paper", "--out", str(tmp_path)]) == 1
     assert "there are no records of this recipe yet" in capsys.readouterr().err
