@@ -60,7 +60,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = NoisyLogisticRegression(noise="rotation", p=0.2, random_state=0).fit(X, y)
+    >>> model = NoisyLogisticRegression(noise="rotation", p=0.1, n_copies=8, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.9
     True
     """
@@ -88,7 +88,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.max_iter = max_iter
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> NoisyLogisticRegression:  # noqa: N803
+    def fit(self, X: Any, y: Any) -> NoisyLogisticRegression:
         """Train on features (n, D) and labels (n,)."""
         kind = strength.check_choice("noise", self.noise, NOISES)
         rate = strength.check_rate(self.p)
@@ -96,7 +96,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         if isinstance(copies, bool) or not isinstance(copies, int | np.integer) or copies < 1:
             raise ValueError(f"n_copies must be a positive integer, got {self.n_copies!r}")
         fewest = 2 if kind == "rotation" else 1  # a pair
-        X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_features=fewest)  # noqa: N806
+        X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_features=fewest)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -126,25 +126,25 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.intercept_ = bias - self.coef_ @ mean
         return self
 
-    def decision_function(self, X: Any) -> Array:  # noqa: N803
+    def decision_function(self, X: Any) -> Array:
         """W x + b, (n, classes), or (n,) for two classes: positive for the second."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)  # noqa: N806
+        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
         scores = X @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
-    def predict_proba(self, X: Any) -> Array:  # noqa: N803
+    def predict_proba(self, X: Any) -> Array:
         """The probability of every class, (n, classes), without noise."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([expit(-scores), expit(scores)], axis=1)
         return np.asarray(softmax(scores, axis=1))
 
-    def predict_log_proba(self, X: Any) -> Array:  # noqa: N803
+    def predict_log_proba(self, X: Any) -> Array:
         """The logarithm of `predict_proba`."""
         return np.asarray(np.log(self.predict_proba(X)))
 
-    def predict(self, X: Any) -> Array:  # noqa: N803
+    def predict(self, X: Any) -> Array:
         """The most probable label of every row."""
         scores = self.decision_function(X)
         index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)

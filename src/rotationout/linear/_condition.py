@@ -35,7 +35,7 @@ class ConditionNumbers:
     rotation_bound: float
 
 
-def condition_numbers(X: Any, p: float = 0.5, *, fit_intercept: bool = True) -> ConditionNumbers:  # noqa: N803
+def condition_numbers(X: Any, p: float = 0.5, *, fit_intercept: bool = True) -> ConditionNumbers:
     """The condition numbers of least squares on features ``X`` without noise, under Dropout and under RotationOut.
 
     The paper compares the matrices as they are. A Dropout regression is solved just as safely: what makes its matrix
@@ -53,7 +53,7 @@ def condition_numbers(X: Any, p: float = 0.5, *, fit_intercept: bool = True) -> 
     (True, True, 3.0)
     """
     lam = strength.to_lam("dropout", p)
-    X = check_array(X, dtype=np.float64, ensure_min_features=2)  # noqa: N806
+    X = check_array(X, dtype=np.float64, ensure_min_features=2)
     sample = Sample(X, np.zeros((len(X), 1)), None, centred=fit_intercept)
     gram = sample.moments()[0]
     gram = np.tril(gram) + np.tril(gram, -1).T

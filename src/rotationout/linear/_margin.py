@@ -13,6 +13,7 @@ E ξ² = 1/(D − 1): in two dimensions a point must stand off by the whole angl
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -26,7 +27,7 @@ from ._sample import Array
 __all__ = ["boundary_angle", "flip_probability", "margin_angle"]
 
 
-def boundary_angle(X: Any, coef: Any) -> Array:  # noqa: N803
+def boundary_angle(X: Any, coef: Any) -> Array:
     """The angle, in radians, between every row and the boundary w·x = 0; positive on the side that w points to.
 
     Args:
@@ -96,9 +97,14 @@ def _noise(p: float, features: int) -> tuple[float, Array, Array]:
         raise ValueError("p must be positive: without noise no point crosses a boundary")
     if isinstance(features, bool) or not isinstance(features, int | np.integer) or features < 2 or features % 2:
         raise ValueError(f"features must be an even integer, at least 2, got {features!r}")
+    return sigma, *_shares(int(features))
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(features: int) -> tuple[Array, Array]:
     if features == 2:  # the only direction perpendicular to x
-        return sigma, np.ones(1), np.ones(1)
+        return np.ones(1), np.ones(1)
     # ξ² of a random direction among D − 1 has the law Beta(½, D/2 − 1). Its quantiles at Gauss and Legendre's nodes
     # give probabilities that are right to 5e-6.
     nodes, weights = roots_legendre(200)
-    return sigma, np.sqrt(betaincinv(0.5, features / 2 - 1, (nodes + 1) / 2)), weights / 2
+    return np.sqrt(betaincinv(0.5, features / 2 - 1, (nodes + 1) / 2)), weights / 2

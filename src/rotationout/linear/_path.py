@@ -83,7 +83,7 @@ class Spectrum:
         sample = self.sample
         squares = np.zeros(len(lams))
         penalties = [self.penalty(lam) for lam in lams]
-        tiny = float(np.finfo(sample.x.dtype).tiny) ** 0.5
+        whole, eps = penalties[0].energy, float(np.finfo(sample.x.dtype).eps)
         for part, z, t in sample.blocks(columns=len(self.values)):
             weight = np.ones(len(z)) if sample.weight is None else sample.weight[part]
             seen = weight > 0  # the others count for nothing, and have no direction once multiplied by it
@@ -92,14 +92,15 @@ class Spectrum:
             stretch = sample.total / (sample.total - weight) if sample.centred else np.ones_like(weight)
             out = weight * stretch
             along = (rows / self.scale) @ self.vectors
-            lost = out * (rows**2).sum(1, keepdims=True) if adapt else 0.0
+            share = 1 - out * (rows**2).sum(1, keepdims=True) / whole if adapt and whole else np.ones_like(out)
+            varies = share > 1e3 * eps  # if nothing does without the row, the weights are zero
             for index, penalty in enumerate(penalties):
-                ridge = penalty.ridge * (1 - lost / max(penalty.energy, tiny))
-                diagonal = penalty.gain * self.values + ridge
-                inverse = np.divide(along, diagonal, out=np.zeros_like(along), where=diagonal > 0)
+                diagonal = penalty.gain * self.values + penalty.ridge * share
+                inverse = np.divide(along, diagonal, out=np.zeros_like(along), where=diagonal != 0)
                 leverage = out * (along * inverse).sum(1, keepdims=True)
-                kept = np.maximum(1 - penalty.gain * leverage, tiny)  # zero only if noise is lost in rounding
-                fitted = (inverse @ self.cross - leverage * targets) / kept
+                left = 1 - penalty.gain * leverage
+                left[left == 0] = eps  # a noise lost in rounding
+                fitted = np.where(varies, (inverse @ self.cross - leverage * targets) / left, 0)
                 errors = stretch * (targets - fitted)
                 squares[index] += float((weight * errors**2).sum())
         return np.asarray(squares / (sample.total * sample.y.shape[1]))

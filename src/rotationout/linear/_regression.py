@@ -24,15 +24,15 @@ class MarginalRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # typ
     coef_: Array
     intercept_: Any
 
-    def predict(self, X: Any) -> Array:  # noqa: N803
+    def predict(self, X: Any) -> Array:
         """Predictions without noise, (n,) or (n, k) as the targets were."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)  # noqa: N806
+        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
         return np.asarray(X @ self.coef_.T + self.intercept_)
 
-    def _sample(self, X: Any, y: Any, sample_weight: Any) -> tuple[Sample, bool]:  # noqa: N803
+    def _sample(self, X: Any, y: Any, sample_weight: Any) -> tuple[Sample, bool]:
         """The checked data, and whether there is a single target, given as a vector."""
-        X, y = validate_data(  # noqa: N806
+        X, y = validate_data(
             self,
             X,
             y,
@@ -43,9 +43,9 @@ class MarginalRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # typ
         )
         y = np.asarray(y, dtype=X.dtype)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-            if not sample_weight.any():
+            if not np.asarray(sample_weight).any():
                 raise ValueError("sample_weight must have a positive entry, got zeros only")
+            sample_weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
         return Sample(X, y.reshape(len(y), -1), sample_weight, centred=self.fit_intercept), y.ndim == 1
 
     def _keep(self, weights: Array, sample: Sample, *, single: bool) -> None:
@@ -64,7 +64,7 @@ class _FixedStrengthRegressor(MarginalRegressor):
         self.solver = solver
         self.tol = tol
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Find the weights of least expected loss.
 
         Args:

@@ -30,7 +30,7 @@ class _SelectedStrengthRegressor(MarginalRegressor):
         self.fit_intercept = fit_intercept
         self.cv = cv
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Choose p, and find the weights of least expected loss.
 
         Args:
