@@ -18,9 +18,9 @@ __all__ = ["Spectrum", "fold_errors"]
 
 
 class Spectrum:
-    """A sample in the eigenbasis of its normal matrices: ZᵀZ = V·diag(values)·Vᵀ for features Z divided by `scale`.
+    """A sample in the eigenbasis V of its normal matrices: ZᵀZ = V·diag(values)·Vᵀ for features Z divided by `scale`.
 
-    Of V there are min(n, D) columns at most: rows have no part in the others, and weights neither.
+    Where there are fewer rows than features, only the directions that the rows span: weights have no part in others.
 
     Args:
         sample: the data.
@@ -36,37 +36,49 @@ class Spectrum:
             self.scale = noise(self.energy, 1.0).scale
             gram /= self.scale
             gram /= self.scale[:, None]
-            self.values, self.vectors = _eigh(gram)
-            self.cross = self.vectors.T @ (cross / self.scale[:, None])
+            self.values, self._vectors = _eigh(gram)
+            self.cross = self._vectors.T @ (cross / self.scale[:, None])
+            self._rows = None
             return
         z, t = sample.rows()
         self.energy = sample.energy()
         self.scale = noise(self.energy, 1.0).scale
         z /= self.scale
         values, left = _eigh(square(z))
-        kept = values > values[-1] * n * np.finfo(z.dtype).eps  # of the others the row space knows nothing
-        self.values, left = values[kept], left[:, kept]
-        self.vectors = (z.T @ left) / np.sqrt(self.values)
+        spanned = values > values[-1] * n * np.finfo(z.dtype).eps
+        self.values, left = values[spanned], left[:, spanned]
         self.cross = np.sqrt(self.values)[:, None] * (left.T @ t)
+        # V = Zᵀ·left/√values is large, and never needed as it is.
+        self._rows, self._left = z, left
 
     def penalty(self, lam: float) -> _solve.Penalty:
         """The normal matrix at λ = ``lam`` > 0."""
         return self._noise(self.energy, lam)
 
-    def weights(self, lam: float) -> Array:
-        """What `_solve.solve` returns, (D, k)."""
-        return np.asarray(self.vectors @ self._coordinates(lam) / self.scale[:, None])
+    def weights(self, lams: Sequence[float]) -> Array:
+        """What `_solve.solve` returns, for every λ, (λ, D, k)."""
+        found = []
+        for penalty in map(self.penalty, lams):
+            diagonal = (penalty.gain * self.values + penalty.ridge)[:, None]
+            # If all features are constant, there is nothing to divide and nothing to divide by.
+            found.append(np.divide(self.cross, diagonal, out=np.zeros_like(self.cross), where=diagonal > 0))
+        coordinates = np.concatenate(found, axis=1)
+        if self._rows is None:
+            weights = self._vectors @ coordinates
+        else:
+            weights = self._rows.T @ ((self._left / np.sqrt(self.values)) @ coordinates)
+        weights /= self.scale[:, None]
+        return np.asarray(weights.reshape(len(weights), len(lams), -1).swapaxes(0, 1))
 
     def predict(self, x: Array, lams: Sequence[float]) -> Array:
         """Predictions for rows of features at every λ, (λ, rows, k)."""
-        along = ((x - self.sample.x_mean) / self.scale) @ self.vectors
-        return np.stack([along @ self._coordinates(lam) + self.sample.y_mean for lam in lams])
+        return np.asarray((x - self.sample.x_mean) @ self.weights(lams) + self.sample.y_mean)
 
-    def _coordinates(self, lam: float) -> Array:
-        penalty = self.penalty(lam)
-        denominator = (penalty.gain * self.values + penalty.ridge)[:, None]
-        # All features constant: nothing to divide, and nothing by which to divide it.
-        return np.asarray(np.divide(self.cross, denominator, out=np.zeros_like(self.cross), where=denominator > 0))
+    def _coordinates(self, part: slice, z: Array) -> Array:
+        """Vᵀz of rows of the sample."""
+        if self._rows is None:
+            return np.asarray((z / self.scale) @ self._vectors)
+        return np.asarray(self._left[part] * np.sqrt(self.values))
 
     def leave_one_out(self, lams: Sequence[float], *, adapt: bool) -> Array:
         """The mean squared error, weighted, of predicting every row from all others, for every λ.
@@ -84,15 +96,16 @@ class Spectrum:
         squares = np.zeros(len(lams))
         penalties = [self.penalty(lam) for lam in lams]
         whole, eps = penalties[0].energy, float(np.finfo(sample.x.dtype).eps)
-        for part, z, t in sample.blocks(columns=len(self.values)):
+        for part, z, t in sample.blocks(elements=2**20):  # to stay in cache
             weight = np.ones(len(z)) if sample.weight is None else sample.weight[part]
             seen = weight > 0  # the others count for nothing, and have no direction once multiplied by it
             weight = weight[seen, None].astype(np.float64)
-            rows, targets = z[seen] / np.sqrt(weight), t[seen] / np.sqrt(weight)
+            root = np.sqrt(weight)
+            targets, lengths = t[seen] / root, (z[seen] ** 2).sum(1, keepdims=True) / weight
+            along = self._coordinates(part, z)[seen] / root
             stretch = sample.total / (sample.total - weight) if sample.centred else np.ones_like(weight)
             out = weight * stretch
-            along = (rows / self.scale) @ self.vectors
-            share = 1 - out * (rows**2).sum(1, keepdims=True) / whole if adapt and whole else np.ones_like(out)
+            share = 1 - out * lengths / whole if adapt and whole else np.ones_like(out)
             varies = share > 1e3 * eps  # if nothing does without the row, the weights are zero
             for index, penalty in enumerate(penalties):
                 diagonal = penalty.gain * self.values + penalty.ridge * share

@@ -48,15 +48,15 @@ class Sample:
         weight = None if self.weight is None else self.weight[rows]
         return Sample(self.x[rows], self.y[rows], weight, centred=self.centred)
 
-    def blocks(self, columns: int | None = None) -> Iterator[tuple[slice, Array, Array]]:
+    def blocks(self, elements: int = 2**23) -> Iterator[tuple[slice, Array, Array]]:
         """Slices of rows with their z and t. The memory of z is used again for the next block.
 
         Args:
-            columns: how wide is what the caller makes of a block; D if not given.
+            elements: how large a block is: 64 MB as a rule, so that the BLAS is called seldom.
         """
         n, features = self.shape
-        # About 8 MB, in cache; but enough rows for a product with them to be worth reading a D × D matrix for.
-        rows = min(n, max(1024, 2**20 // max(features, columns or 1)))
+        # A product with a block should be worth reading a D × D matrix for.
+        rows = min(n, max(1024, elements // features))
         memory = np.empty((rows, features), dtype=self.x.dtype)
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))

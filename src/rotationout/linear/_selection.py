@@ -12,7 +12,7 @@ from .. import strength
 from . import _solve
 from ._path import Spectrum, fold_errors
 from ._regression import MarginalRegressor
-from ._sample import Sample
+from ._sample import Array, Sample
 
 __all__ = ["DropoutRegressorCV", "RotationOutRegressorCV"]
 
@@ -25,7 +25,7 @@ class _SelectedStrengthRegressor(MarginalRegressor):
     _adapt: ClassVar[bool]
     """Whether leaving a row out weakens the noise accordingly, see `Spectrum.leave_one_out`."""
 
-    def __init__(self, ps: Sequence[float] = PS, *, fit_intercept: bool = True, cv: Any = None) -> None:
+    def __init__(self, ps: Sequence[float] | Array = PS, *, fit_intercept: bool = True, cv: Any = None) -> None:
         self.ps = ps
         self.fit_intercept = fit_intercept
         self.cv = cv
@@ -50,7 +50,7 @@ class _SelectedStrengthRegressor(MarginalRegressor):
             self.errors_ = fold_errors(sample, noise, lams, folds)
         best = int(np.argmin(self.errors_))
         self.p_ = float(self.ps[best])
-        self._keep(spectrum.weights(lams[best]), sample, single=single)
+        self._keep(spectrum.weights(lams[best : best + 1])[0], sample, single=single)
         return self
 
     def _strengths(self) -> list[float]:

@@ -56,17 +56,17 @@ def draw_condition(columns: Columns) -> Figure:
         "rotation_bound": ("RotationOut's bound (D − 1)/λ", PALETTE["blue"], "--"),
     }
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7, 3.2), layout="constrained")
+        figure = Figure(figsize=(7.4, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for name, (label, colour, dashes) in curves.items():
             for axes, against in ((left, "variance"), (right, "p")):
                 x, y = _column(columns, "value", against=against), _column(columns, name, against=against)
                 axes.plot(x, y, dashes, color=colour, label=label if axes is left else None)
-        left.set(xscale="log", yscale="log", xlabel="variance of one feature, others 1", ylabel="condition number")
+        left.set(xscale="log", yscale="log", xlabel="variance of one feature ÷ the others'", ylabel="condition number")
         left.set_title(f"D = {FEATURES}, p = 0.5")
         left.invert_xaxis()
         right.set(xlabel="p", xlim=(0, 1))
-        right.set_title("variance 10⁻⁶")
+        right.set_title("ratio of variances 10⁻⁶")
         for axes in (left, right):
             finish(axes)
             axes.yaxis.set_major_formatter(mpl.ticker.LogFormatterSciNotation())
