@@ -22,7 +22,7 @@ run: .venv/ready
 test: lint types .venv/ready .venv-core/ready
 	$(BIN)/python $(PYTEST)
 	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py
-	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/experiments/*' --ignore-glob='*/report/*'
+	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/experiments/*' --ignore-glob='*/linear/*' --ignore-glob='*/report/*'
 
 lint: .venv/ready
 	$(BIN)/ruff check .

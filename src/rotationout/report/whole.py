@@ -8,6 +8,7 @@ from typing import Any
 
 from ..experiments.records import Study
 from ..experiments.results import read_records
+from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES
 from . import digits, small_batch, speed, style
 from .curves import curves_figure
@@ -78,8 +79,8 @@ def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         f"{first['steps']:,} steps on batches of {first['batch']}, weight decay "
         f"{', '.join(f'{decay:g}' for decay in sorted({r['weight_decay'] for r in records}))}; accuracy on {tested}. "
         f"Mean ± standard deviation over runs; {len(records)} runs in all, on {', '.join(places)}.",
-        "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard errors of "
-        "the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as strong.",
+        "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard errors "
+        "of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as strong.",
     ]
     return Section(
         TITLES.get(recipe, recipe),
@@ -97,7 +98,7 @@ def _runs(records: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _small_batch(path: Path) -> Section:
-    study = small_batch.SmallBatchStudy.load(path)
+    study = SmallBatchStudy.load(path)
     findings = [small_batch.verdict(study, norm, measure) for norm in ("poly", "cross") for measure in MEASURES]
     return Section(
         "Appendix B: BatchNorm of small batches, on digits",
