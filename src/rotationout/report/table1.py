@@ -42,7 +42,7 @@ RUNS_OF_THE_PAPER = 5
 
 
 def table1(records: Sequence[dict[str, Any]]) -> Table:
-    """The records of one recipe, a row each for its rows.
+    """The records of one recipe, a row each for its rows; columns that would be empty are left out.
 
     A star marks a mean that differs from the paper's by more than two standard errors of the difference. The p-values
     are of Welch's two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against
@@ -75,7 +75,8 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         average = [run["last10_top1"] for run in runs]
         tests = [_significance(average, [run["last10_top1"] for run in others]) for others in against]
         lines.append([row, str(len(runs)), *cells, *tests])
-    return Table(header, lines)
+    filled = [k for k, name in enumerate(header) if name == "row" or any(line[k] != "–" for line in lines)]
+    return Table([header[k] for k in filled], [[line[k] for k in filled] for line in lines])
 
 
 def differs(values: Sequence[float], printed: str) -> bool:
