@@ -16,7 +16,7 @@ from rotationout.experiments import cifar, networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification, ClassificationConfig, build_network
 from rotationout.experiments.run import Run
-from rotationout.recipes import TABLES
+from rotationout.recipes.cifar100 import TABLES
 
 TABLE = "cifar100_resnet110_authors"
 

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
         print(f"rotationout: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -58,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("recipe")
     table.add_argument("--out", type=Path, default=Path("results"), help="where the records are")
     table.set_defaults(run=_print_table)
+    features = commands.add_parser("features", help="compute the features of a speech corpus, to use them elsewhere")
+    features.add_argument("data", type=Path, help="a corpus with a manifest.tsv, or Kaldi's data directories")
+    features.add_argument("file", type=Path, help="where to write them")
+    features.add_argument("--splits", nargs="+", help="only these splits")
+    features.set_defaults(run=_features)
     for command in (train, sweep):
         data = "; ".join(f"{task.title}: {task.data}" for task in TASKS.values())
         command.add_argument("--data", type=Path, required=True, help=data)
@@ -98,6 +103,16 @@ def _print_table(options: argparse.Namespace) -> int:
     names = [name for name in TABLES if options.recipe == name or options.recipe.startswith(f"{name}_")]
     name = max(names, key=len) if names else check_choice("recipe", options.recipe, TABLES)
     print(TASKS[type(TABLES[name]()[0])].table(read_records(options.out, options.recipe)))
+    return 0
+
+
+def _features(options: argparse.Namespace) -> int:
+    from .experiments.speech.features import counts, open_corpus, save
+
+    found = open_corpus(options.data, options.splits)
+    save(found, options.file)
+    skipped = "".join(f", {count} left out: {reason}" for reason, count in counts(found.problems).items())
+    print(f"{options.file}: {len(found)} utterances, {options.file.stat().st_size / 1e6:.1f} MB{skipped}")
     return 0
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..experiments.records import mean_sd
 from ..recipes.cifar100 import KEEP, SIGMA
+from .cells import by_row, significance, spread
 
-__all__ = ["PAPER", "p_value", "table1"]
+__all__ = ["PAPER", "table1"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -45,11 +44,7 @@ def table1(records: Sequence[dict[str, Any]]) -> str:
     The p-values are of Welch's two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations
     against element-wise Dropout of the same strength.
     """
-    if not records:
-        raise ValueError("there are no records of this recipe yet; rotationout sweep makes them")
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        rows.setdefault(record["row"], []).append(record)
+    rows = by_row(records)
     network = records[0]["config"]["network"]
     lines = [
         "| row | runs | last 10 epochs, % | the paper's | best epoch, % | the paper's | p, none | p, Dropout |",
@@ -59,29 +54,10 @@ def table1(records: Sequence[dict[str, Any]]) -> str:
         average, best = ([run[key] for run in runs] for key in ("last10_top1", "best_top1"))
         printed = PAPER.get(network, {}).get(_place(row), ("–", "–"))
         against = [rows.get("none", []) if row != "none" else [], rows.get(_dropout(row), [])]
-        tests = [_significance(average, [run["last10_top1"] for run in others]) for others in against]
-        cells = [row, str(len(runs)), _spread(average), printed[0], _spread(best), printed[1], *tests]
+        tests = [significance(average, [run["last10_top1"] for run in others]) for others in against]
+        cells = [row, str(len(runs)), spread(average), printed[0], spread(best), printed[1], *tests]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def p_value(one: Sequence[float], other: Sequence[float]) -> float:
-    """Welch's two-sided t-test; NaN where there are fewer than two values."""
-    from scipy.stats import ttest_ind
-
-    if min(len(one), len(other)) < 2:
-        return math.nan
-    return float(ttest_ind(one, other, equal_var=False).pvalue)
-
-
-def _significance(one: Sequence[float], other: Sequence[float]) -> str:
-    p = p_value(one, other)
-    return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean, sd = mean_sd(values)
-    return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
 
 
 def _place(row: str) -> str:

@@ -28,8 +28,9 @@ def score(heard: Sequence[str], said: Sequence[str]) -> dict[str, float]:
     {'distance': 0.5, 'cer': 20.0}
     """
     text = _torchmetrics()
-    distance = text.edit_distance(heard, said, reduction="mean")
-    return {"distance": float(distance), "cer": round(100 * float(text.char_error_rate(heard, said)), 4)}
+    distances = text.edit_distance(heard, said, reduction="none")
+    rate = 100 * float(text.char_error_rate(heard, said))
+    return {"distance": round(float(distances.double().mean()), 4), "cer": round(rate, 4)}
 
 
 def examples(heard: Sequence[str], said: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
