@@ -187,8 +187,9 @@ def test_a_run_learns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_left_out_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a test set smaller than a batch is no trouble."""
     make = corpus(60, u7="", u9="NO. 7", u63="YES")
-    assert sweep.sweep([config()], make, folder=tmp_path, checkpoints=tmp_path / "c") == []
+    assert sweep.sweep([config(batch=8)], make, folder=tmp_path, checkpoints=tmp_path / "c") == []
     (record,) = results.read_records(tmp_path, "an4")
     assert record["skipped"] == {"train": {"empty transcript": 1, "unknown character": 1}}
     assert record["skipped_names"] == ["train/u7: empty transcript", "train/u9: unknown character"]

@@ -105,9 +105,9 @@ class Speech:
         """The utterances of these numbers, on the device, padded to so many frames: gathered there in one go."""
         lengths = self.lengths[indices]
         time = torch.arange(frames, device=self.device).unsqueeze(1)
-        inside = time < lengths
-        rows = (self.starts[indices] + time).where(inside, 0)
-        features = self.frames[rows].float() * inside.unsqueeze(2)
+        outside = time >= lengths
+        rows = (self.starts[indices] + time).masked_fill(outside, 0)
+        features = self.frames[rows].float().masked_fill(outside.unsqueeze(2), 0)
         return Batch(features, lengths, self.labels[indices], self.sizes[indices])
 
 

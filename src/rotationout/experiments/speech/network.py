@@ -131,11 +131,12 @@ def ctc_loss(scores: Tensor, lengths: Tensor, labels: Tensor, sizes: Tensor) -> 
         labels: of each transcript, (N, S), padded.
         sizes: how many they are, (N,).
     """
-    log_probabilities = scores.float().log_softmax(-1)
     if not scores.is_cuda or labels.size(1) > CUDNN_LABELS:
-        return F.ctc_loss(log_probabilities, labels, lengths, sizes)
+        return F.ctc_loss(scores.float().log_softmax(-1), labels, lengths, sizes)
+    outside = torch.arange(len(scores), device=scores.device).unsqueeze(1) >= lengths
+    heard = scores.float().masked_fill(outside.unsqueeze(2), 0)  # so that padding has no gradient, whatever cuDNN says
     integers = [tensor.to(torch.int32) for tensor in (_joined(labels, sizes), lengths, sizes)]
-    losses, _ = torch.ops.aten._cudnn_ctc_loss.Tensor(log_probabilities, *integers, 0, True, False)
+    losses, _ = torch.ops.aten._cudnn_ctc_loss.Tensor(heard.log_softmax(-1), *integers, 0, True, False)
     mean: Tensor = (losses / sizes).mean()
     return mean
 
@@ -145,5 +146,5 @@ def _joined(labels: Tensor, sizes: Tensor) -> Tensor:
     place = torch.arange(labels.size(1), device=labels.device)
     start = (sizes.cumsum(0) - sizes).unsqueeze(1)
     end = labels.numel()  # where padding goes, and is cut off
-    target = torch.where(place < sizes.unsqueeze(1), start + place, end).flatten()
+    target = (start + place).masked_fill(place >= sizes.unsqueeze(1), end).flatten()
     return labels.new_zeros(end + 1).scatter_(0, target, labels.flatten())[:end]
