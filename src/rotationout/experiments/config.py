@@ -36,6 +36,9 @@ class Config:
         rate_factor: see there.
         weight_decay: of the optimizer.
         precision: ``"bf16"`` (autocast) or ``"fp32"``.
+        sync_batchnorm: if several processes share the batches, take BatchNorm's statistics and the means that noises
+            turn about over all of them, not over a process's share: the number of processes then changes nothing but
+            the noise that is drawn. Alone it means nothing.
         seed: of the initial weights, the order of the examples, and the noise.
 
     >>> config = Config(recipe="table", row="none", learning_rate=0.1, milestones=(100,))
@@ -56,6 +59,7 @@ class Config:
     rate_factor: float = 0.1
     weight_decay: float = 1e-4
     precision: str = "bf16"
+    sync_batchnorm: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
