@@ -29,6 +29,7 @@ class Config:
         p: its drop probability.
         noise_options: keyword arguments of the noise.
         ramp: steps over which p grows linearly, see `rotationout.Schedule.ramp`.
+        fade_out: steps at the end over which p falls linearly, see `rotationout.Schedule.fade_out`.
         steps: updates in all.
         batch: examples of an update.
         learning_rate: at the start.
@@ -52,6 +53,7 @@ class Config:
     p: float = 0.0
     noise_options: dict[str, Any] = field(default_factory=dict)
     ramp: int = 0
+    fade_out: int = 0
     steps: int = 64_000
     batch: int = 128
     learning_rate: float = 0.1
@@ -66,8 +68,10 @@ class Config:
         check_rate(self.p)
         check_choice("precision", self.precision, PRECISIONS)
         self._check_least(1, "steps", "batch")
-        self._check_least(0, "ramp", "learning_rate", "rate_factor", "weight_decay")
+        self._check_least(0, "ramp", "fade_out", "learning_rate", "rate_factor", "weight_decay")
         self._make_tuples("milestones")
+        if self.fade_out > self.steps:
+            raise ValueError(f"fade_out must be at most steps = {self.steps}, got {self.fade_out!r}")
 
     def _check_least(self, least: int, *names: str) -> None:
         for name in names:

@@ -219,9 +219,17 @@ class Run(abc.ABC):
     def _build_schedule(self) -> Schedule | None:
         config = self.config
         noises = [module for module in self.network.modules() if isinstance(module, Noise)]
-        if config.ramp and config.p and not noises:
-            raise ValueError(f"ramp = {config.ramp}: the strength of {config.noise!r} cannot be changed while it runs")
-        return Schedule.ramp(noises, steps=config.ramp) if config.ramp and noises else None
+        for name in ("ramp", "fade_out"):
+            steps = getattr(config, name)
+            if steps and config.p and not noises:
+                raise ValueError(f"{name} = {steps}: the strength of {config.noise!r} cannot be changed while it runs")
+        schedule = None
+        if config.ramp and noises:
+            schedule = Schedule.ramp(noises, steps=config.ramp)
+        if config.fade_out and noises:
+            start = config.steps - config.fade_out
+            schedule = Schedule.fade_out(schedule or noises, steps=config.fade_out, start=start)
+        return schedule
 
     def _set_rate(self, rate: float) -> None:
         if rate != self._rate:
