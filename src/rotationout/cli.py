@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from .experiments import processes
 from .experiments.config import Config
 from .experiments.tasks import TASKS, maker
 from .recipes import TABLES
@@ -68,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--data", type=Path, required=True, help=data)
         command.add_argument("--out", type=Path, default=Path("results"), help="where records go")
         command.add_argument("--checkpoints", type=Path, default=Path("out/checkpoints"))
-        command.add_argument("--device", default=None, help="cuda if there is one, else cpu")
+        command.add_argument(
+            "--device", default=None, help="cuda if there is one, else cpu; torchrun gives each process its own"
+        )
         command.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long, with checkpoints")
         _add_fields(command)
     return parser
@@ -134,18 +135,17 @@ def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int],
     if changes:  # another experiment: its records must not pass for the recipe's
         changes["recipe"] = "_".join([options.recipe, *(f"{name}={_plain(value)}" for name, value in changes.items())])
     configs = [config.replace(**changes, seed=seed) for seed in seeds for config in chosen]
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    left = sweep(
-        configs,
-        maker(options.data, device),
-        folder=options.out,
-        checkpoints=options.checkpoints,
-        together=together,
-        limit_seconds=60 * options.minutes,
-    )
-    if left:
+    with processes.joined(options.device) as device:
+        left = sweep(
+            configs,
+            maker(options.data, device),
+            folder=options.out,
+            checkpoints=options.checkpoints,
+            together=together,
+            limit_seconds=60 * options.minutes,
+        )
+        first = processes.rank() == 0
+    if left and first:
         print(f"{len(left)} runs are left; run the same command again to go on", file=sys.stderr)
     return 0
 
