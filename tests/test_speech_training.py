@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,3 +278,36 @@ def test_the_strength_with_the_least_mean_distance_is_chosen(tmp_path: Path) -> 
     assert chosen_strength(records) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="no records with RotationOut"):
         chosen_strength(records[:1])
+
+
+WITHOUT_TORCHMETRICS = """
+import sys
+from rotationout import cli
+from rotationout.experiments.speech import recognition
+
+recognition.score = lambda heard, said: {"distance": float(len(heard)), "cer": 0.0}  # it takes seconds to import
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_two_processes_hear_what_one_hears(tmp_path: Path) -> None:
+    """Each learns from half of every batch, and listens to half of the test utterances."""
+    torch.manual_seed(0)
+    features.save(dataclasses.replace(made(21), splits=["train"] * 12 + ["test"] * 9), tmp_path / "features.pt")
+    command = ["train", "an4", "--data", str(tmp_path / "features.pt"), "--device", "cpu", "--learning-rate", "0.01"]
+    command += ["--hidden", "4", "--layers", "1", "--steps", "6", "--batch", "4", "--milestones", "4"]
+    script = tmp_path / "run.py"
+    script.write_text(WITHOUT_TORCHMETRICS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    places = ["--out", str(tmp_path / "both"), "--checkpoints", str(tmp_path / "c")]
+    launched = subprocess.run(
+        [*torchrun, str(script), *command, *places], capture_output=True, text=True, timeout=240, env=environment
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert cli.main([*command, "--out", str(tmp_path / "alone"), "--checkpoints", str(tmp_path / "c")]) == 0
+    both, alone = (json.loads(next((tmp_path / name).rglob("*.json")).read_text()) for name in ("both", "alone"))
+    assert (both["processes"], alone["processes"]) == (2, 1)
+    assert both["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
+    assert both["transcripts"] == alone["transcripts"]
+    assert both["edit_distance"] == 9, "all were scored"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from . import processes
+
 __all__ = ["ByLength"]
 
 
@@ -45,6 +47,7 @@ class ByLength:
         graph = self._graphs[length]
         if graph is None:
             graph = self._graphs[length] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            mode = processes.capture_mode()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
                 self._work(length)
         graph.replay()

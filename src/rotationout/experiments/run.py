@@ -307,8 +307,6 @@ class _Action:
     def capture(self, stream: torch.cuda.Stream | None) -> None:
         """Replay it from now on."""
         graph = torch.cuda.CUDAGraph()
-        # NCCL has a thread that looks after exchanges; what it asks the driver must not end the capture.
-        mode = "thread_local" if processes.size() > 1 else "global"
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode=processes.capture_mode()):
             self._do()
         self._do, self.replays = graph.replay, True

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...registry import noise as make_noise
 from ...strength import check_choice, check_rate
+from .. import processes
 from ..config import Config
 from ..graphs import ByLength
 from ..run import Run
@@ -127,11 +128,11 @@ class Recognition(Run):
             parameter.grad = torch.zeros_like(parameter)  # where all graphs leave it
         self.order = torch.empty(0, config.batch, dtype=torch.int64)
         self.placed = self.order.to(device)
-        self.chosen = torch.zeros(config.batch, dtype=torch.int64, device=device)
+        self.chosen = torch.zeros(self.share.stop - self.share.start, dtype=torch.int64, device=device)
         self.frames = 0
-        self.tested = _sorted_rows(test.durations, config.batch)
+        self.tested = test.durations.argsort().split(len(self.chosen))
         longest = max(test.padded_length(row) for row in self.tested)
-        self.paths = torch.zeros(longest, config.batch, dtype=torch.int64, device=device)
+        self.paths = torch.zeros(longest, len(self.chosen), dtype=torch.int64, device=device)
         self.transcripts: list[dict[str, str]] = []
         short = train.labels.size(1) <= CUDNN_LABELS  # else the host looks at lengths, which a graph cannot
         self._find_gradient = ByLength(self._add_gradient, self.stream if short else None)
@@ -188,7 +189,7 @@ class Recognition(Run):
     def take_batch(self, place: int) -> None:
         """Which utterances are next, and how long they will be."""
         self.frames = self.corpus.train.padded_length(self.order[place])
-        self.chosen.copy_(self.placed[place])
+        self.chosen.copy_(self.placed[place, self.share])
 
     def batch_loss(self) -> Tensor:
         """CTC's loss of the chosen utterances."""
@@ -197,26 +198,33 @@ class Recognition(Run):
         return ctc_loss(scores, batch.lengths, batch.labels, batch.sizes)
 
     def test(self) -> dict[str, float]:
-        """What is heard of the test utterances, if it is their turn."""
+        """How well the test utterances are heard, if it is their turn; every process listens to some of them."""
         if len(self.losses) % self.config.test_every and not self.finished:
             return {}
         test = self.corpus.test
+        found = {index: text for part in processes.gather(self._listen()) for index, text in part.items()}
+        heard = [found[index] for index in range(len(test))]
+        self.transcripts = examples(heard, test.texts, test.names)
+        scores = score(heard, test.texts)
+        return {"distance_curve": scores["distance"], "cer_curve": scores["cer"]}
+
+    def _listen(self) -> dict[int, str]:
+        """What is heard of this process's part of the test utterances, by their numbers."""
+        test = self.corpus.test
         self.network.eval()
+        rows = self.tested[processes.rank() :: processes.size()]
         found = []
-        for row in self.tested:
+        for row in rows:
             frames = test.padded_length(row)
             repeats = -(-len(self.chosen) // len(row))
             self.chosen.copy_(row.repeat(repeats)[: len(self.chosen)])  # the last batch is as large as the others
             self._hear(frames)
             found.append(self.paths[:frames, : len(row)].clone())
-        heard = [""] * len(test)
-        for row, paths in zip(self.tested, found, strict=True):
+        heard: dict[int, str] = {}
+        for row, paths in zip(rows, found, strict=True):
             texts = greedy(paths.cpu(), test.durations[row].tolist(), test.alphabet)
-            for index, text in zip(row.tolist(), texts, strict=True):
-                heard[index] = text
-        self.transcripts = examples(heard, test.texts, test.names)
-        scores = score(heard, test.texts)
-        return {"distance_curve": scores["distance"], "cer_curve": scores["cer"]}
+            heard.update(zip(row.tolist(), texts, strict=True))
+        return heard
 
     def state(self) -> dict[str, Any]:
         """With the batches of this epoch and the last transcripts."""
@@ -231,6 +239,7 @@ class Recognition(Run):
     def _learn(self) -> None:
         self.network.train()
         self._find_gradient(self.frames)
+        processes.average_([parameter.grad for parameter in self.network.parameters() if parameter.grad is not None])
         self.optimizer.step()
 
     def _add_gradient(self, frames: int) -> None:
@@ -243,8 +252,3 @@ class Recognition(Run):
     def _find_paths(self, frames: int) -> None:
         batch = self.corpus.test.batch(self.chosen, frames)
         self.paths[:frames].copy_(self.network(batch.features, batch.lengths).argmax(-1))
-
-
-def _sorted_rows(durations: Tensor, batch: int) -> list[Tensor]:
-    """All utterances in batches of about equal length; the last may be smaller."""
-    return list(durations.argsort().split(batch))
