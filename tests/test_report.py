@@ -12,7 +12,7 @@ pytest.importorskip("jinja2")
 
 from rotationout.experiments.results import read_records
 from rotationout.report import whole
-from rotationout.report.table1 import differs, table1
+from rotationout.report.table1 import table1
 
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -73,10 +73,7 @@ def test_in_a_browser(folder: Path) -> None:
     assert ":CONSOLE" not in shown.stderr
 
 
-def test_stars_and_empty_columns() -> None:
-    assert differs([70.0, 70.2], "71.93 ± 0.16")
-    assert not differs([71.8, 72.2], "71.93 ± 0.16")
-    assert not differs([60.0], "71.93 ± 0.16")
+def test_empty_columns_are_left_out() -> None:
     record = {"row": "none", "last10_top1": 70.0, "best_top1": 71.0, "config": {"network": "resnet110"}}
     assert table1([record]).header == [
         "row",
