@@ -114,8 +114,8 @@ def test_graphs_do_what_is_done_without_them() -> None:
         while not run.finished:
             run.advance()
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=2e-2, atol=2e-2)
-    graphs = runs[1]._find_gradient._graphs
-    assert sum(graph is not None for graph in graphs.values()) >= 3
+    replays = runs[1]._find_gradient._replays
+    assert sum(replay is not None for replay in replays.values()) >= 3
     assert runs[1].losses[-1] < 0.8 * runs[1].losses[0]
 
 
@@ -134,6 +134,13 @@ def test_every_row_can_be_captured_and_goes_on(row: str, tmp_path: Path) -> None
         second.advance()
     torch.testing.assert_close(second.losses, whole.losses, rtol=5e-2, atol=5e-2)
     assert whole.losses[-1] < whole.losses[0]
+
+
+def test_a_run_in_fp16() -> None:
+    run = make(small("rotation", precision="fp16"))
+    while not run.finished:
+        run.advance()
+    assert run.losses[-1] < 0.8 * run.losses[0]
 
 
 def test_replays_draw_new_noise() -> None:

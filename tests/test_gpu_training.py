@@ -1,12 +1,15 @@
-"""On a GPU: a run captured in CUDA graphs learns, resumes, and does not disturb its neighbours."""
+"""On a GPU: runs captured in CUDA graphs learn, resume, and leave their neighbours alone, also compiled and shared."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from tests.test_cifar import images
+from tests.test_torchrun import arguments, launch, records
+from tests.test_torchrun import data as data  # a fixture
 from tests.test_training import TABLE, config, make
 
+from rotationout import cli
 from rotationout.experiments import networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.recipes import TABLES
@@ -27,18 +30,56 @@ def on_gpu(count: int, seed: int = 0) -> Images:
     return images(count, seed).to("cuda")
 
 
-@pytest.mark.parametrize("row", NOISES)
-def test_a_captured_run_learns(row: str) -> None:
+def two_classes() -> Images:
+    """Dark and bright images."""
     labels = torch.arange(64) % 2
     pixels = (labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous()
-    data = Images(pixels, labels).to("cuda")
-    run = make(data, data)(config(row, steps=24, milestones=(), precision="bf16", ramp=0))
+    return Images(pixels, labels).to("cuda")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("row", NOISES)
+def test_a_captured_run_learns(row: str, precision: str, compiled: bool) -> None:
+    if compiled and (precision == "fp32" or row == "none"):
+        pytest.skip("compiling takes its time; the others do")
+    data = two_classes()
+    run = make(data, data)(config(row, steps=24, milestones=(), precision=precision, ramp=0))
+    if compiled:
+        run.compile()
     assert run.step == 0
     while not run.finished:
         run.advance()
     assert run.losses[0] > 1.5
     assert run.losses[-1] < 0.3
     assert run.result["best_top1"] == 100
+
+
+def test_a_scale_that_is_too_large_skips_steps_and_is_halved(tmp_path: Path) -> None:
+    """In fp16, inside a captured graph; and a checkpoint has the scale."""
+    data = two_classes()
+    settings = config("none", steps=8, milestones=(), precision="fp16", ramp=0)
+    run = make(data, data)(settings)
+    run.scaler.load_state_dict({**run.scaler.state_dict(), "scale": 2.0**40})
+    before = {name: value.clone() for name, value in run.network.named_parameters()}
+    run.advance()
+    assert run.scaler.get_scale() == 2.0**39
+    assert all(torch.equal(value, before[name]) for name, value in run.network.named_parameters())
+    results.save_checkpoint(tmp_path / "run.pt", settings, run.state(), {})
+    resumed = make(data, data)(settings)
+    resumed.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
+    resumed.advance()
+    assert resumed.scaler.get_scale() == 2.0**38
+
+
+def test_processes_share_a_captured_run(data: Path) -> None:
+    """Under torchrun, as many as there are GPUs: with one the exchanges are in the graph all the same."""
+    launch(data, torch.cuda.device_count(), "cuda")
+    assert cli.main([*arguments(data, "alone"), "--device", "cuda"]) == 0
+    shared, alone = records(data / "shared"), records(data / "alone")
+    assert [record["processes"] for record in shared] == [torch.cuda.device_count()] * 2
+    assert shared[0]["train_loss"] == pytest.approx(alone[0]["train_loss"], rel=1e-3)
+    assert shared[1]["train_loss"] == pytest.approx(alone[1]["train_loss"], rel=0.05)
 
 
 @pytest.mark.parametrize("row", NOISES)

@@ -12,13 +12,14 @@ from tests.test_cifar import images
 from tests.test_training import _small as _small  # a fixture
 from tests.test_training import config, make
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 import rotationout as ro
 from rotationout import cli
-from rotationout.experiments import results, tasks
+from rotationout.experiments import networks, results, sweep, tasks
 from rotationout.experiments.config import Config
 from rotationout.experiments.numbers import Numbers
-from rotationout.experiments.run import Run
+from rotationout.experiments.run import Run, _begin_momentum
 from rotationout.recipes import TABLES
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -223,3 +224,79 @@ def test_processes_have_the_same_weights_and_their_own_noise() -> None:
 
 
 SEEDS = [("first", 0, 0), ("second", 0, 1), ("third", 0, 2), ("another run", 1, 0), ("its second", 1, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it, but not from those who make it an error
+@pytest.mark.usefixtures("_small")
+def test_a_compiled_run_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled by blocks, those that are alike once, only where it learns; here by a backend that changes nothing."""
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compile_ = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_(self, backend=backend, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(3, **options))
+    torch._dynamo.reset()
+    settings = config(ramp=0, steps=3, batch=4)
+    plain, compiled = (make(images(12), images(4, seed=1))(settings) for _ in range(2))
+    compiled.compile()
+    assert (plain.compiled, compiled.compiled) == (False, True)
+    for run in (plain, compiled):
+        while not run.finished:
+            run.advance()
+    assert len(graphs) == 5, "first and other blocks of three stages, but all of the first are alike"
+    assert compiled.losses == pytest.approx(plain.losses)
+    assert compiled.network.state_dict().keys() == plain.network.state_dict().keys()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_run_can_be_compiled_and_its_record_says_so(
+    recorded: bool, plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: None)
+    assert cli.main(["train", "plane", *plane, *(["--compile"] if recorded else [])]) == 0
+    (record,) = results.read_records(tmp_path / "r", "plane")
+    assert record["compiled"] is recorded
+
+
+def test_fp16_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match="precision = 'fp16' needs a GPU; on 'cpu' there are 'bf16' and 'fp32'"):
+        Plane(rows()[0].replace(precision="fp16"), torch.randn(20, 4), torch.device("cpu"))
+
+
+def test_momentum_is_zero_after_a_first_step_that_is_skipped() -> None:
+    weight = nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([weight], torch.tensor(0.1), momentum=0.9, fused=True)
+    _begin_momentum(optimizer)
+    scaler = GradScaler("cpu")
+    for value in (float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * value).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.ones(1000))
+    assert torch.equal(weight, torch.full((1000,), 0.9))
+
+
+def test_a_record_that_came_to_be_meanwhile_is_left_and_the_run_kept(tmp_path: Path) -> None:
+    settings, path = rows()[0], results.record_path(tmp_path / "r", rows()[0])
+
+    class Late(Plane):
+        def advance(self) -> None:
+            super().advance()
+            if self.finished:  # another process is done first
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("theirs")
+
+    def new(config: Config) -> Run:
+        return Late(config, torch.randn(20, 4), torch.device("cpu"))
+
+    with pytest.raises(FileExistsError, match="is there already, written by another process; it is left as it is"):
+        sweep.sweep([settings], new, folder=tmp_path / "r", checkpoints=tmp_path / "c")
+    assert [file.read_text() for file in path.parent.iterdir()] == ["theirs"]
+    state, _ = results.load_checkpoint(tmp_path / "c" / "plane" / "none_seed0.pt", settings)
+    assert state["step"] == settings.steps

@@ -228,9 +228,10 @@ def test_the_commands(tmp_path: Path, kaldi: Path, capsys: pytest.CaptureFixture
     assert " | 6.8 | " in printed
     for wrong, message in (
         (["features", str(tmp_path / "r"), str(file)], "neither a manifest.tsv nor a folder with a wav.scp"),
-        (["train", "wsj", *common, "--precision", "bf16"], "precision must be one of"),
+        (["train", "wsj", *common, "--precision", "bf16"], "precision must be one of 'fp16', 'fp32'"),
         (["train", "wsj", *common, "--held-out", "99"], "held_out must leave speakers on either side"),
         (["train", "an4", *common], "wsj.pt has no features of test, train; it has test_eval92, train_si284"),
+        (["train", "wsj", *common, "--batch", "4", "--compile"], "which torch.compile leaves as it is"),
         (["train", "wsj", *common], "there are 12 training utterances, fewer than a batch of 32"),
     ):
         assert cli.main(wrong) == 1

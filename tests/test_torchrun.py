@@ -29,10 +29,9 @@ from rotationout.experiments import cifar, networks, processes, sweep
 
 cifar.COUNTS, sweep.ROUNDS_TO_AGREE = {COUNTS}, 3
 networks.NETWORKS["resnet110"] = lambda **options: networks.ResNet(1, **options)
-with processes.joined("cpu"):
-    assert processes.size() == 2
+with processes.joined(sys.argv.pop()):
     stopped = cli.main([*sys.argv[1:], "--minutes", "0"])
-    assert processes.gather(stopped) == [0, 0]
+    assert processes.gather(stopped) == [0] * processes.size()
     sys.exit(cli.main(sys.argv[1:]))
 """
 FIELDS = ["--steps=8", "--batch=20", "--learning-rate=0.01", "--milestones=6", "--precision=fp32", "--ramp=0"]
@@ -40,36 +39,42 @@ FIELDS = ["--steps=8", "--batch=20", "--learning-rate=0.01", "--milestones=6", "
 
 def arguments(folder: Path, name: str) -> list[str]:
     places = ["--data", str(folder), "--out", str(folder / name), "--checkpoints", str(folder / f"{name}_kept")]
-    return ["sweep", TABLE, "--rows", *ROWS, "--seeds", "0", "--device", "cpu", *places, *FIELDS]
+    return ["sweep", TABLE, "--rows", *ROWS, "--seeds", "0", *places, *FIELDS]
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
-
-
-def test_two_processes_reach_the_losses_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With BatchNorm over both and the same cuts of the same images. They are stopped after three steps, and go on."""
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with small CIFAR, and in this process the network that the script has."""
     monkeypatch.setattr(cifar, "COUNTS", COUNTS)
     monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
     source = np.random.default_rng(0)
     for split, count in COUNTS.items():
         write_cifar(tmp_path, split, data=source.integers(0, 256, (count, 3072), dtype=np.uint8))
     (tmp_path / "run.py").write_text(SCRIPT)
-    root = Path(ro.__file__).parents[1]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    launched = subprocess.run(
-        [*torchrun, str(tmp_path / "run.py"), *arguments(tmp_path, "both")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-    )
-    assert launched.returncode == 0, launched.stderr
-    assert launched.stderr.count("1 unfinished runs are kept") == 1, "said once, not by each process"
-    assert not list((tmp_path / "both_kept").rglob("*.pt"))
-    assert cli.main(arguments(tmp_path, "alone")) == 0
+    return tmp_path
 
-    (none, turned), (none_alone, turned_alone) = records(tmp_path / "both"), records(tmp_path / "alone")
+
+def launch(data: Path, size: int, device: str) -> str:
+    """Run the sweep in so many processes, stopped once between; what was written to stderr."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    script = [str(data / "run.py"), *arguments(data, "shared"), "--device", device, device]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ro.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*torchrun, *script], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
+
+
+def test_two_processes_reach_the_losses_of_one(data: Path) -> None:
+    """With BatchNorm over both and the same cuts of the same images. They are stopped after three steps, and go on."""
+    said = launch(data, 2, "cpu")
+    assert said.count("1 unfinished runs are kept") == 1, "said once, not by each process"
+    assert not list((data / "shared_kept").rglob("*.pt"))
+    assert cli.main([*arguments(data, "alone"), "--device", "cpu"]) == 0
+    (none, turned), (none_alone, turned_alone) = records(data / "shared"), records(data / "alone")
     assert none["epochs"] == none_alone["epochs"] == 2
     assert none["train_loss"] == pytest.approx(none_alone["train_loss"], rel=1e-4)
     assert none["test_curve"] == pytest.approx(none_alone["test_curve"], abs=0.021)  # two images of 100

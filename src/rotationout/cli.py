@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--device", default=None, help="cuda if there is one, else cpu; torchrun gives each process its own"
         )
+        command.add_argument("--compile", action="store_true", help="faster steps of a run that has a GPU to itself")
+        command.add_argument("--tensorboard", type=Path, metavar="DIR", help="where scalars for TensorBoard go")
         command.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long, with checkpoints")
         _add_fields(command)
     return parser
@@ -138,11 +140,12 @@ def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int],
     with processes.joined(options.device) as device:
         left = sweep(
             configs,
-            maker(options.data, device),
+            maker(options.data, device, compiled=options.compile),
             folder=options.out,
             checkpoints=options.checkpoints,
             together=together,
             limit_seconds=60 * options.minutes,
+            tensorboard=options.tensorboard,
         )
         first = processes.rank() == 0
     if left and first:

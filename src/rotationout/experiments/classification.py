@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,11 @@ class Classification(Run):
             weight_decay=config.weight_decay,
             fused=True,
         )
+
+    def regions(self) -> Iterable[nn.Module]:
+        """The residual blocks, most of which are alike."""
+        blocks: nn.Module = self.network.get_submodule("stages")
+        return blocks.children()
 
     def begin_epoch(self) -> None:
         """A new order of the training images, and for each how it will be cut out and mirrored."""

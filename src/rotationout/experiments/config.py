@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PRECISIONS", "Config"]
 
-PRECISIONS = ("bf16", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Config:
         milestones: steps at which it is multiplied by ``rate_factor``.
         rate_factor: see there.
         weight_decay: of the optimizer.
-        precision: ``"bf16"`` (autocast) or ``"fp32"``.
+        precision: ``"bf16"`` or ``"fp16"`` (autocast, the latter with scaled losses and on a GPU only) or ``"fp32"``.
         sync_batchnorm: if several processes share the batches, take BatchNorm's statistics and the means that noises
             turn about over all of them, not over a process's share: the number of processes then changes nothing but
             the noise that is drawn. Alone it means nothing.

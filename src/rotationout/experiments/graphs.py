@@ -1,28 +1,52 @@
-"""CUDA graphs for work whose shapes depend on one number, such as the length that a batch is padded to."""
+"""Work that a run does again and again: on a GPU on a stream of its own, and captured in CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 
 from . import processes
 
-__all__ = ["ByLength"]
+__all__ = ["Action", "ByLength", "Graphs"]
+
+TRIALS = 3
+"""Before an action is captured it is done so often, for libraries to choose their algorithms and to allocate."""
+LONGEST = 1024
+"""Work that is longer than this is not captured: a graph is as large as the work is long."""
+
+
+class Action:
+    """Work that is done as it is or, once captured, replayed.
+
+    It must take what it needs from, and leave what it finds in, tensors that stay where they are.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._do = work
+
+    def __call__(self) -> None:
+        """Do it."""
+        self._do()
+
+    def capture(self, stream: torch.cuda.Stream) -> None:
+        """Replay it from now on."""
+        self._do = _captured(self._do, stream)
 
 
 class ByLength:
-    """Work that is given a length: done as it is on a CPU, and on a GPU replayed from a graph for each length.
+    """Work that is given a length: on a GPU it is replayed from a graph for each, on a CPU done as it is.
 
-    The first time a length comes the work is done as it is, which also makes kernels ready; the second time a graph is
-    captured, and replayed from then on. So nothing is done twice, and nothing has to be put back. The work must take
-    what it needs from, and leave what it finds in, tensors that stay where they are: the graphs share their memory, and
-    what one leaves in its own the next overwrites. It must be called on the stream that ``stream`` is, if there is one.
+    The first time a length comes the work is done as it is, which also makes libraries ready; the second time a graph
+    is captured, and replayed from then on. So nothing is done in vain, and nothing has to be put back. The graphs share
+    their memory: what one leaves there the next overwrites. Otherwise as for `Action`.
 
     Args:
         work: what to do.
-        stream: that of the run on a GPU, None on a CPU.
-        longest: lengths above this are not captured: a graph is as large as the work is long.
+        stream: that of the run, on which it is called; None on a CPU, or if nothing shall be captured.
 
     >>> done = []
     >>> listen = ByLength(done.append, None)
@@ -30,24 +54,83 @@ class ByLength:
     (None, None, [64, 128])
     """
 
-    def __init__(self, work: Callable[[int], None], stream: torch.cuda.Stream | None, longest: int = 1024) -> None:
-        self._work, self._stream, self._longest = work, stream, longest
+    def __init__(self, work: Callable[[int], None], stream: torch.cuda.Stream | None) -> None:
+        self._work, self._stream = work, stream
         self._pool = None if stream is None else torch.cuda.graph_pool_handle()
-        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        self._replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, length: int) -> None:
         """Do it for this length."""
-        if self._stream is None or length > self._longest:
+        if self._stream is None or length > LONGEST:
             self._work(length)
             return
-        if length not in self._graphs:
-            self._graphs[length] = None
+        if length not in self._replays:
+            self._replays[length] = None
             self._work(length)
             return
-        graph = self._graphs[length]
-        if graph is None:
-            graph = self._graphs[length] = torch.cuda.CUDAGraph()
-            mode = processes.capture_mode()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
-                self._work(length)
-        graph.replay()
+        replay = self._replays[length]
+        if replay is None:
+            replay = self._replays[length] = _captured(partial(self._work, length), self._stream, self._pool)
+        replay()
+
+
+def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = None) -> Callable[[], None]:
+    """What replays ``work``, which is looked at but not done."""
+    graph = torch.cuda.CUDAGraph()
+    # NCCL has a thread that looks after exchanges; what it asks the driver must not end the capture.
+    mode = "thread_local" if processes.size() > 1 else "global"
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+        work()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+class Graphs:
+    """The actions of one run.
+
+    Args:
+        device: where they happen. On a CPU all this changes nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.captured = False
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._actions: list[Action] = []
+
+    def add(self, work: Callable[[], None]) -> Action:
+        """What does ``work`` when it is called."""
+        self._actions.append(Action(work))
+        return self._actions[-1]
+
+    def by_length(self, work: Callable[[int], None], *, captured: bool = True) -> ByLength:
+        """What does ``work`` for a length when it is called, captured for each when it comes the second time."""
+        return ByLength(work, self._stream if captured else None)
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Work on the run's own stream, after what was begun outside."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Until all is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def capture(self, around: Callable[[Action], AbstractContextManager[None]]) -> None:
+        """Capture every action, in the context that ``around`` gives for it. Trials come first, and change things."""
+        if self._stream is None:
+            return
+        for action in self._actions:
+            with around(action):
+                with self.on_stream():
+                    for _ in range(TRIALS):
+                        action()
+                torch.cuda.synchronize(self.device)
+                action.capture(self._stream)
+        self.captured = True

@@ -12,6 +12,7 @@ import torch
 from . import processes, results
 from .config import Config
 from .run import Run
+from .scalars import Scalars
 
 __all__ = ["Job"]
 
@@ -24,9 +25,17 @@ class Job:
         make: makes the run.
         checkpoints: the folder where it is kept until it ends.
         together: how many runs share the device.
+        tensorboard: the folder for TensorBoard's scalars, if there is to be one.
     """
 
-    def __init__(self, config: Config, make: Callable[[Config], Run], checkpoints: Path, together: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        make: Callable[[Config], Run],
+        checkpoints: Path,
+        together: int = 1,
+        tensorboard: Path | None = None,
+    ) -> None:
         self.config, self.together = config, together
         self.label = f"{config.row}, seed {config.seed}"
         self.checkpoint = results.record_path(checkpoints, config).with_suffix(".pt")
@@ -42,6 +51,9 @@ class Job:
         here = {**results.machine(self.run.device), "processes": processes.size()}
         if here not in self.history["machines"]:
             self.history["machines"].append(here)
+        self.scalars = None
+        if tensorboard is not None and processes.rank() == 0:
+            self.scalars = Scalars(results.record_path(tensorboard, config).with_suffix(""), self.run)
         self.before, self.begun, self.first = self.history["seconds"], time.monotonic(), self.run.step
 
     @property
@@ -54,6 +66,14 @@ class Job:
         """How long it will be, if it goes on as it did since it began or was resumed; None before the first step."""
         done = self.run.step - self.first
         return (self.config.steps - self.run.step) * (time.monotonic() - self.begun) / done if done else None
+
+    def advance(self) -> None:
+        """One step, unless all are done: they may have been when it stopped, if its record could not be written."""
+        if self.run.finished:
+            return
+        self.run.advance()
+        if self.scalars is not None:
+            self.scalars.write(self.run)
 
     def save(self) -> str:
         """Write a checkpoint; if that cannot be, the last one stays, the run goes on, and what is returned says why."""
@@ -82,6 +102,7 @@ class Job:
             **self.run.facts,
             "seconds": round(self.seconds, 1),
             "together": self.together,  # runs that shared the device, its time and its memory
+            "compiled": self.run.compiled,
             "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
             **self.history["machines"][-1],
             "machines": self.history["machines"],
@@ -92,3 +113,8 @@ class Job:
             results.save_checkpoint(self.checkpoint, self.config, state, self.history)
             raise
         self.checkpoint.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing more will come: write scalars that are still to be written."""
+        if self.scalars is not None:
+            self.scalars.close()

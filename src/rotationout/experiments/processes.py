@@ -28,7 +28,6 @@ from ..nn.base import CentredNoise
 __all__ = [
     "any_of",
     "average_",
-    "capture_mode",
     "from_first",
     "gather",
     "joined",
@@ -77,11 +76,6 @@ def size() -> int:
 def rank() -> int:
     """Which of them this is. The first, 0, writes what is written."""
     return dist.get_rank() if _together() else 0
-
-
-def capture_mode() -> str:
-    """How strictly a CUDA graph is captured: NCCL's thread, which looks after exchanges, must not end it."""
-    return "thread_local" if size() > 1 else "global"
 
 
 def share(batch: int) -> slice:

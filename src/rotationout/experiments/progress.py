@@ -89,7 +89,6 @@ class Bars(Display):
             auto_refresh=False,
         )
         self._bars: dict[Job, Any] = {}
-        self._waiting = self._progress.add_task("waiting", state="", visible=False)
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -109,8 +108,8 @@ class Bars(Display):
         for job in jobs:
             if job not in self._bars:
                 self._bars[job] = self._progress.add_task(job.label, total=job.config.steps, state="")
-            self._progress.update(self._bars[job], completed=job.run.step, state=_state(job))
-        self._progress.update(self._waiting, visible=waiting > 0, total=None, state=f"{waiting} more")
+            more = f" (and {waiting} waiting)" if waiting and job is jobs[-1] else ""
+            self._progress.update(self._bars[job], completed=job.run.step, state=f"{_state(job)}{more}")
         self._progress.refresh()
 
 
@@ -118,4 +117,6 @@ def _state(job: Job) -> str:
     """The loss and the score of the last epoch, and the time left."""
     parts = [f"loss {job.run.losses[-1]:.3f}"] if job.run.losses else []
     left = job.seconds_left
-    return ", ".join(part for part in (*parts, job.run.status, left and f"{left / 60:.1f} min left") if part)
+    if left is not None:
+        parts += [job.run.status, f"{left / 60:.1f} min left"]
+    return ", ".join(part for part in parts if part)

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ def record_path(folder: Path, config: Config) -> Path:
 
 
 def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
-    """Write the record of a run: what names it first, then all that was measured, and its config."""
+    """Write the record of a run: what names it first, then all that was measured, and its config.
+
+    A record that is there already, by another process that was given the same folder, is left as it is: an error.
+    """
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
     text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
@@ -92,14 +95,27 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _replace(path: Path, write: Any) -> None:
+def _replace(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
+    """Put what ``write`` writes in the place of a file, whole or not at all; if ``new``, only where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(temporary)
+        if new:
+            _claim(path)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _claim(path: Path) -> None:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise FileExistsError(
+            f"{path} is there already, written by another process; it is left as it is, and this run is kept as a "
+            "checkpoint: delete one of them"
+        ) from error
 
 
 def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:

@@ -34,6 +34,7 @@ def sweep(
     checkpoints: Path,
     together: int = 1,
     limit_seconds: float = float("inf"),
+    tensorboard: Path | None = None,
     out: TextIO | None = None,
 ) -> list[Config]:
     """Run every config that has no record yet, ``together`` at a time, and return those left when time is up.
@@ -48,6 +49,7 @@ def sweep(
         checkpoints: where runs are kept until they end.
         together: how many runs share the device.
         limit_seconds: stop, with checkpoints, after so long.
+        tensorboard: where scalars for TensorBoard go, if there are to be any.
         out: where progress is shown, stderr if not given.
     """
     if together < 1:
@@ -69,15 +71,18 @@ def sweep(
         try:
             while (waiting or active) and not clock.stops:
                 while waiting and len(active) < together:
-                    active.append(Job(waiting.pop(0), make, checkpoints, together))
+                    active.append(Job(waiting.pop(0), make, checkpoints, together, tensorboard))
                 for job in active[:]:
                     if not _goes_on(job, folder, failed, display):
                         active.remove(job)
+                        job.close()
                 display.update(active, len(waiting))
                 clock.tick()
                 if clock.saves and not clock.stops:
                     _save(active, display)
         finally:
+            for job in active:
+                job.close()
             if clock.stops or processes.size() == 1:  # it takes all processes to save, and they may be anywhere
                 _save(active, display)
                 if active:
@@ -92,8 +97,7 @@ def sweep(
 def _goes_on(job: Job, folder: Path, failed: list[str], display: progress.Display) -> bool:
     """One step; false if the run ended. Then its record is written, or it is told in ``failed`` why there is none."""
     try:
-        if not job.run.finished:  # it may have been when it stopped, if its record could not be written
-            job.run.advance()
+        job.advance()
     except FloatingPointError as error:
         display.message(str(error))
         failed.append(str(error))

@@ -71,7 +71,7 @@ TASKS: dict[type[Config], Task] = {
 """By the class of their configs."""
 
 
-def maker(path: Path, device: torch.device) -> Callable[[Config], Run]:
+def maker(path: Path, device: torch.device, *, compiled: bool = False) -> Callable[[Config], Run]:
     """A function that makes the run of a config, with the data at ``path``, read once for all runs that share them."""
     loaded: dict[tuple[Any, ...], Any] = {}
 
@@ -80,6 +80,9 @@ def maker(path: Path, device: torch.device) -> Callable[[Config], Run]:
         key = (type(config), *(getattr(config, name) for name in task.data_fields))
         if key not in loaded:
             loaded[key] = task.load(config, path, device)
-        return task.run(config, loaded[key], device)
+        run = task.run(config, loaded[key], device)
+        if compiled:
+            run.compile()
+        return run
 
     return make

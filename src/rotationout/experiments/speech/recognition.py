@@ -13,7 +13,6 @@ from ...registry import noise as make_noise
 from ...strength import check_choice, check_rate
 from .. import processes
 from ..config import Config
-from ..graphs import ByLength
 from ..run import Run
 from .audio import FEATURES
 from .batches import Speech, bucketed, select, without_speakers
@@ -44,7 +43,8 @@ class SpeechConfig(Config):
         test_split: the split to test on.
         held_out: learn without so many of the speakers, and test on them instead.
         test_every: epochs from test to test; the last one is always tested.
-        precision: ``"fp32"``, in which cuDNN's matrix products are TF32; torch runs no LSTM of cuDNN's in bf16.
+        precision: ``"fp32"``, in which cuDNN's matrix products are TF32, or ``"fp16"``; torch casts no LSTM of cuDNN's
+            to bf16.
     """
 
     batch: int = 32
@@ -64,7 +64,7 @@ class SpeechConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("precision", self.precision, ("fp32",))
+        check_choice("precision", self.precision, ("fp16", "fp32"))
         check_rate(self.weight_drop)
         self._check_least(1, "hidden", "layers", "test_every")
         self._check_least(0, "held_out")
@@ -135,8 +135,8 @@ class Recognition(Run):
         self.paths = torch.zeros(longest, len(self.chosen), dtype=torch.int64, device=device)
         self.transcripts: list[dict[str, str]] = []
         short = train.labels.size(1) <= CUDNN_LABELS  # else the host looks at lengths, which a graph cannot
-        self._find_gradient = ByLength(self._add_gradient, self.stream if short else None)
-        self._hear = ByLength(self._find_paths, self.stream)
+        self._find_gradient = self._graphs.by_length(self._add_gradient, captured=short)
+        self._hear = self._graphs.by_length(self._find_paths)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -163,6 +163,10 @@ class Recognition(Run):
         """The last test, in a line."""
         result = self.result
         return f"edit distance {result['edit_distance']:.2f}, CER {result['cer']:.2f} %"
+
+    def compile(self) -> None:
+        """There is nothing to compile: cuDNN does nearly all of the work."""
+        raise ValueError("compile: speech recognition runs in cuDNN's LSTM, which torch.compile leaves as it is")
 
     def build_network(self) -> nn.Module:
         """The bidirectional LSTM, with its noises."""
@@ -240,15 +244,19 @@ class Recognition(Run):
         self.network.train()
         self._find_gradient(self.frames)
         processes.average_([parameter.grad for parameter in self.network.parameters() if parameter.grad is not None])
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def _add_gradient(self, frames: int) -> None:
         self.optimizer.zero_grad(set_to_none=False)
-        loss = self.batch_loss()
-        loss.backward()
+        with self.autocast():
+            loss = self.batch_loss()
+        self.scaler.scale(loss).backward()
         self.loss += loss.detach()
 
     @torch.no_grad()
     def _find_paths(self, frames: int) -> None:
         batch = self.corpus.test.batch(self.chosen, frames)
-        self.paths[:frames].copy_(self.network(batch.features, batch.lengths).argmax(-1))
+        with self.autocast():
+            scores = self.network(batch.features, batch.lengths)
+        self.paths[:frames].copy_(scores.argmax(-1))

@@ -1,0 +1,43 @@
+"""What TensorBoard shows of a run: its loss, scores, learning rate and strength of noise at the end of every epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .run import Run
+
+__all__ = ["Scalars"]
+
+
+class Scalars:
+    """Writes the scalars of one run.
+
+    Args:
+        folder: where; TensorBoard names the run by it.
+        run: the run, from whose step on they are written: those of later steps, if it was resumed, are dropped.
+    """
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "scalars for TensorBoard need tensorboard: pip install 'rotationout[tensorboard]'"
+            ) from error
+        self._writer = SummaryWriter(str(folder), purge_step=run.step)
+        self._epochs = len(run.losses)
+
+    def write(self, run: Run) -> None:
+        """Write what is new, if a step has ended an epoch."""
+        if len(run.losses) == self._epochs:
+            return
+        self._epochs = len(run.losses)
+        strength = {"p": run.schedule.noises[0].p} if run.schedule is not None else {}
+        newest = {name: values[-1] for name, values in run.curves.items()}
+        rate = run.config.rate_at(run.step - 1)
+        for name, value in {"train_loss": run.losses[-1], **newest, "learning_rate": rate, **strength}.items():
+            self._writer.add_scalar(name, value, run.step)
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        self._writer.close()

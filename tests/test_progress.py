@@ -1,0 +1,156 @@
+"""What is seen of runs while they are at work: bars, lines, TensorBoard's scalars."""
+
+import io
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from tests.test_run import Plane, rows
+
+from rotationout import cli
+from rotationout.experiments import job, progress, sweep
+from rotationout.experiments.run import Run
+from rotationout.experiments.sweep import sweep as run_all
+
+
+def new(config: object) -> Plane:
+    return Plane(config, torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.device("cpu"))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out)
+    assert len(out.getvalue().splitlines()) == 2, "of runs this short it says what came out, no more"
+    monkeypatch.setattr(progress.Lines, "seconds", 0.0)
+    out = io.StringIO()
+    run_all(rows(), new, folder=tmp_path / "b", checkpoints=tmp_path / "c", out=out)
+    text = out.getvalue()
+    assert "\r" not in text
+    assert "\x1b" not in text
+    assert "s] none, seed 0: 1/13" in text
+    (line,) = [line for line in text.splitlines() if "none, seed 0: 10/13" in line]
+    assert "loss " in line
+    assert "error " in line
+    assert line.endswith("0.0 min left | 1 waiting")
+
+
+def test_a_terminal_has_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    for name, value in {"COLUMNS": "140", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(progress.Bars, "seconds", 0.0)
+    out = Terminal()
+    settings = [rows()[0].replace(row=row, steps=6) for row in ("none [of/all]", "next")]
+    run_all(settings, new, folder=tmp_path, checkpoints=tmp_path, out=out)
+    text = out.getvalue()
+    assert "none [of/all], seed 0 ━" in text, "brackets are no markup here"
+    assert re.search(r"━ +5/6 loss \d\.\d+, error .* min left \(and 1 waiting\)", text)
+    assert "plane, none [of/all], seed 0: last_error " in text
+    assert "\x1b[?25h" in text.rpartition("next")[2], "the cursor is back"
+
+
+def test_a_process_that_is_not_the_first_is_silent() -> None:
+    out = io.StringIO()
+    with progress.shown(out, silent=True) as display:
+        display.message("not to be seen")
+        display.update([], 3)
+    assert out.getvalue() == ""
+
+
+def test_time_left_is_that_of_the_steps_since_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(job.time, "monotonic", lambda: now[0])
+    first = job.Job(rows()[0], new, tmp_path)
+    assert first.seconds_left is None
+    for _ in range(3):
+        first.advance()
+    now[0] += 6.0
+    assert first.seconds_left == pytest.approx(2.0 * 10)
+    assert first.save() == ""
+    resumed = job.Job(rows()[0], new, tmp_path)
+    resumed.advance()
+    now[0] += 4.0
+    assert resumed.seconds_left == pytest.approx(4.0 * 9)
+    assert resumed.seconds == pytest.approx(10.0)
+
+
+class Writer:
+    """Stands for TensorBoard's."""
+
+    written: dict[str, list[tuple[str, float, int]]] = {}  # noqa: RUF012
+    closed: list[str] = []  # noqa: RUF012
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        self.folder, self.purge_step = folder, purge_step
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        assert step > self.purge_step
+        self.written.setdefault(self.folder, []).append((name, value, step))
+
+    def close(self) -> None:
+        self.closed.append(self.folder)
+
+
+def test_scalars_are_written_at_the_end_of_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a run that was stopped between; and every writer is closed."""
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    Writer.written, Writer.closed = {}, []
+    places = {"folder": tmp_path / "r", "checkpoints": tmp_path / "c", "tensorboard": tmp_path / "t"}
+    settings = rows()[1].replace(milestones=(5,))
+    advance, calls = Run.advance, []
+
+    def interrupted(self: Run) -> None:
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        advance(self)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([settings], new, **places)
+    run_all([settings], new, **places)
+    whole = new(settings)
+    while not whole.finished:
+        whole.advance()
+    name = str(tmp_path / "t" / "plane" / "rotation_seed0")
+    assert Writer.closed == [name, name]
+    written = Writer.written[name]
+    steps = [5, 10, 13]
+    for curve, values in {"train_loss": whole.losses, **whole.curves}.items():
+        assert [(value, step) for found, value, step in written if found == curve] == list(
+            zip(values, steps, strict=True)
+        )
+    assert [value for found, value, _ in written if found == "learning_rate"] == pytest.approx([0.05, 0.005, 0.005])
+    assert [value for found, value, _ in written if found == "p"] == pytest.approx([0.2, 0.2, 0.2])
+
+
+def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_all([rows()[0]], new, folder=tmp_path / "r", checkpoints=tmp_path / "c", tensorboard=tmp_path / "t")
+    events = EventAccumulator(str(tmp_path / "t" / "plane" / "none_seed0"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [5, 10, 13]
+
+
+def test_without_tensorboard_it_is_said_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ModuleNotFoundError, match=r"need tensorboard: pip install 'rotationout\[tensorboard\]'"):
+        run_all(rows(), new, folder=tmp_path, checkpoints=tmp_path, tensorboard=tmp_path)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, tensorboard, **__: (_ for _ in ()).throw(ModuleNotFoundError("x")))
+    command = ["train", "cifar100_resnet110_paper", "--data", str(tmp_path), "--tensorboard", str(tmp_path)]
+    assert cli.main([*command, "--device", "cpu"]) == 1
+    assert "rotationout: x" in capsys.readouterr().err
