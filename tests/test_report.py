@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
+from rotationout import cli
 from rotationout.experiments.results import read_records
 from rotationout.report import whole
 from rotationout.report.table1 import table1
@@ -71,6 +72,27 @@ def test_in_a_browser(folder: Path) -> None:
     assert numbers["hidden"] == numbers["empty"] == 0
     assert numbers["cells"] > 100
     assert ":CONSOLE" not in shown.stderr
+
+
+def test_figures_are_written_with_their_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["figures", "--list", "--results", str(ROOT / "results")]) == 0
+    names = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert len(names) == len(set(names)) > 14
+    assert {"dropout_ab", "batchnorm_study"} <= set(names)
+    assert cli.main(["figures", "coadaptation_factor", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "coadaptation_factor.svg")]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".png", ".svg"]
+    assert cli.main(["figures", "coadaptation", "--out", str(tmp_path)]) == 1
+    assert "did you mean 'coadaptation_factor'?" in capsys.readouterr().err
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = str(tmp_path / "none")
+    assert (
+        cli.main(["report", "--out", str(tmp_path), "--results", nothing, "--benchmarks", nothing, "--no-theory"]) == 0
+    )
+    assert capsys.readouterr().out.strip() == str(tmp_path / "index.html")
+    assert "no records yet of Table 1 (CIFAR-100), Table 2" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
 def test_empty_columns_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""The command ``rotationout``: run a row of a table, or all that are missing, and print what came out."""
+"""The command ``rotationout``: run a row of a table, or all that are missing; print, draw and show what came out."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     features.add_argument("file", type=Path, help="where to write them")
     features.add_argument("--splits", nargs="+", help="only these splits")
     features.set_defaults(run=_features)
+    figures = commands.add_parser("figures", help="write the figures of the theory and of records: SVG, PNG and CSV")
+    figures.add_argument("names", nargs="*", help="only these; all if none is named")
+    figures.add_argument("--out", type=Path, default=Path("out/figures"), help="where they go")
+    figures.add_argument("--results", type=Path, default=Path("results"), help="where the records are")
+    figures.add_argument("--list", action="store_true", help="name them and write nothing")
+    figures.set_defaults(run=_figures)
+    report = commands.add_parser("report", help="write one HTML page of all records, beside the paper")
+    report.add_argument("--out", type=Path, default=Path("out"), help="the folder of index.html")
+    report.add_argument("--results", type=Path, default=Path("results"), help="where the records of runs are")
+    report.add_argument("--benchmarks", type=Path, default=Path("benchmarks/results"), help="and those of benchmarks")
+    report.add_argument("--no-theory", action="store_true", help="leave the figures of the theory off")
+    report.set_defaults(run=_report)
     for command in (train, sweep):
         data = "; ".join(f"{task.title}: {task.data}" for task in TASKS.values())
         command.add_argument("--data", type=Path, required=True, help=data)
@@ -116,6 +128,27 @@ def _features(options: argparse.Namespace) -> int:
     save(found, options.file)
     skipped = "".join(f", {count} left out: {reason}" for reason, count in counts(found.problems).items())
     print(f"{options.file}: {len(found)} utterances, {options.file.stat().st_size / 1e6:.1f} MB{skipped}")
+    return 0
+
+
+def _figures(options: argparse.Namespace) -> int:
+    from .report.gallery import write
+    from .report.gallery.catalogue import chosen_figures
+
+    chosen = chosen_figures(options.results, options.names)
+    if options.list:
+        print("\n".join(f"{drawing.name}: {drawing.title}" for drawing in chosen))
+        return 0
+    for path in write(chosen, options.out):
+        print(path)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .report import whole
+
+    benchmarks = options.benchmarks if options.benchmarks.is_dir() else None
+    print(whole.write(options.out, options.results, benchmarks, figures=not options.no_theory))
     return 0
 
 

@@ -121,7 +121,7 @@ class Classification(Run):
     @property
     def facts(self) -> dict[str, Any]:
         """What the studies of the config find, with random numbers of the run."""
-        with self.numbers.used(), self._on_stream():
+        with self.numbers.used(), self._graphs.on_stream():
             return {name: STUDIES[name](self) for name in self.config.studies}
 
     @property
