@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.test_cifar import images
-from tests.test_training import TABLE, config
+from tests.test_training import TABLE, config, make
 
 from rotationout.experiments import networks, results, sweep
 from rotationout.experiments.cifar import Images
-from rotationout.experiments.classification import Run
 from rotationout.recipes import TABLES
 
 pytestmark = [
@@ -33,7 +32,7 @@ def test_a_captured_run_learns(row: str) -> None:
     labels = torch.arange(64) % 2
     pixels = (labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous()
     data = Images(pixels, labels).to("cuda")
-    run = Run(config(row, steps=24, milestones=(), precision="bf16", ramp=0), data, data)
+    run = make(data, data)(config(row, steps=24, milestones=(), precision="bf16", ramp=0))
     assert run.step == 0
     while not run.finished:
         run.advance()
@@ -44,16 +43,16 @@ def test_a_captured_run_learns(row: str) -> None:
 
 @pytest.mark.parametrize("row", NOISES)
 def test_a_resumed_run_goes_on_with_the_same_numbers(row: str, tmp_path: Path) -> None:
-    data = on_gpu(64), on_gpu(20, seed=1)
+    new = make(on_gpu(64), on_gpu(20, seed=1))
     settings = config(row, ramp=5 if row.startswith("rotation") else 0)
-    whole, first = Run(settings, *data), Run(settings, *data)
+    whole, first = new(settings), new(settings)
     while not whole.finished:
         whole.advance()
     for _ in range(5):
         first.advance()
     path = tmp_path / "run.pt"
     results.save_checkpoint(path, settings, first.state(), {})
-    second = Run(settings, *data)
+    second = new(settings)
     second.restore(results.load_checkpoint(path, settings)[0])
     while not second.finished:
         second.advance()
@@ -61,7 +60,7 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(row: str, tmp_path: Path) -
 
 
 def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
-    data = {0: (on_gpu(64), on_gpu(20, seed=1))}
+    data = make(on_gpu(64), on_gpu(20, seed=1))
     rows = [config(row, seed=seed, ramp=0) for row in NOISES for seed in (0, 1)]
     for together in (1, 4):
         sweep.sweep(rows, data, folder=tmp_path / str(together), checkpoints=tmp_path / "c", together=together)
@@ -72,6 +71,6 @@ def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
 
 
 def test_every_row_can_be_captured(tmp_path: Path) -> None:
-    data = {0: (on_gpu(32), on_gpu(20))}
+    data = make(on_gpu(32), on_gpu(20))
     rows = [row.replace(steps=2, batch=16, ramp=min(row.ramp, 1)) for row in TABLES[TABLE]()]
     assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c", together=4) == []

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ import rotationout as ro
 from rotationout import cli
 from rotationout.experiments import cifar, networks, results, sweep
 from rotationout.experiments.cifar import Images
-from rotationout.experiments.classification import Run, build_network
-from rotationout.experiments.config import Config
+from rotationout.experiments.classification import Classification, ClassificationConfig, build_network
+from rotationout.experiments.run import Run
 from rotationout.recipes import TABLES
 
 TABLE = "cifar100_resnet110_authors"
@@ -34,7 +34,15 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def config(row: str = "rotation default sigma 0.500", **changes: object) -> Config:
+Make = Callable[[ClassificationConfig], Classification]
+
+
+def make(train: Images, test: Images) -> Make:
+    """What makes runs on these images, as sweeps take it."""
+    return lambda config: Classification(config, (train, test), train.pixels.device)
+
+
+def config(row: str = "rotation default sigma 0.500", **changes: object) -> ClassificationConfig:
     found = {c.row: c for c in TABLES[TABLE]()}[row]
     return found.replace(**{"steps": 7, "batch": 16, "precision": "fp32", "ramp": 5, "milestones": (4,), **changes})
 
@@ -60,10 +68,12 @@ def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> No
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        assert len({row.row for row in rows}) == len(rows) == (12 if name.endswith("protocol") else 28)
+        assert (
+            len({row.row for row in rows}) == len(rows) == {"protocol": 12, "shift": 5}.get(name.rpartition("_")[2], 28)
+        )
         assert {row.recipe for row in rows} == {name}
         for row in rows:
-            assert Config(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
+            assert type(row)(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
     strengths = {row.row: row.p for row in TABLES[TABLE]()}
     assert ro.strength.convert(strengths["rotation default sigma 0.333"], "dropout", "gaussian_tan") == pytest.approx(
         1 / 3
@@ -80,7 +90,7 @@ def test_the_schedule_is_the_recipes() -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_p_grows_on_a_ramp_and_stays() -> None:
-    run = Run(config(), images(64), images(20))
+    run = make(images(64), images(20))(config())
     layer = next(module for module in run.network.modules() if isinstance(module, ro.RotationOut2d))
     rates = []
     while not run.finished:
@@ -92,8 +102,8 @@ def test_p_grows_on_a_ramp_and_stays() -> None:
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
-    data = {0: (images(8), images(4, seed=1))}
-    small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0}
+    data = make(images(8), images(4, seed=1))
+    small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0, "studies": ()}
     rows = [row.replace(**small, ramp=min(row.ramp, 1)) for row in TABLES[table]()]
     assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "kept", together=3) == []
     records = results.read_records(tmp_path, table)
@@ -108,23 +118,23 @@ def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", [1, 4, 5])
 def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     """Stopped inside an epoch, at its end, on the ramp and after it, around a milestone."""
-    data = images(64), images(20, seed=1)
-    whole = Run(config(), *data)
+    new = make(images(64), images(20, seed=1))
+    whole = new(config())
     while not whole.finished:
         whole.advance()
-    first = Run(config(), *data)
+    first = new(config())
     for _ in range(stop):
         first.advance()
     path = tmp_path / "run.pt"
     results.save_checkpoint(path, config(), first.state(), {"seconds": 1.5})
-    second = Run(config(), *data)
+    second = new(config())
     state, history = results.load_checkpoint(path, config())
     second.restore(state)
     assert history == {"seconds": 1.5}
     while not second.finished:
         torch.rand(7)  # what others draw does not matter
         second.advance()
-    assert second.curve == whole.curve
+    assert second.curves == whole.curves
     assert second.losses == whole.losses
     for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -135,7 +145,7 @@ def test_a_run_learns() -> None:
     """Two classes, dark and bright images, in bf16."""
     labels = torch.arange(64) % 2
     data = Images((labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), labels)
-    run = Run(config(steps=24, milestones=(), precision="bf16"), data, data)
+    run = make(data, data)(config(steps=24, milestones=(), precision="bf16"))
     while not run.finished:
         run.advance()
     assert run.losses[0] > 1.5
@@ -147,7 +157,7 @@ def test_a_run_learns() -> None:
 def test_an_interrupt_keeps_everything_and_a_second_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, folders = {0: (images(64), images(20, seed=1))}, {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    data, folders = make(images(64), images(20, seed=1)), {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
     uninterrupted = {**folders, "folder": tmp_path / "whole", "checkpoints": tmp_path / "d"}
     sweep.sweep([config()], data, **uninterrupted)
     advance, calls = Run.advance, []
@@ -175,7 +185,7 @@ def test_what_has_a_record_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
     path = results.record_path(tmp_path, config())
     results.write_record(path, config(), {"best_top1": 1.0})
     before = path.read_text()
-    data = {0: (images(64), images(20))}
+    data = make(images(64), images(20))
     assert sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c") == []
     assert path.read_text() == before
     assert "1 of 1 runs have a record already" in capsys.readouterr().err
@@ -188,7 +198,7 @@ def test_what_has_a_record_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.usefixtures("_small")
 def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
-    data = {0: (images(64), images(20, seed=1))}
+    data = make(images(64), images(20, seed=1))
     rows = [config(seed=seed) for seed in (0, 1)] + [config("dropout keep 0.6", ramp=0)]
     for together in (1, 3):
         sweep.sweep(rows, data, folder=tmp_path / str(together), checkpoints=tmp_path / "c", together=together)
@@ -199,7 +209,7 @@ def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_a_record_that_cannot_be_written_does_not_cost_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, folders = {0: (images(64), images(20))}, {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    data, folders = make(images(64), images(20)), {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
     write = results.write_record
 
     def refuse(*_: object) -> None:
@@ -217,7 +227,7 @@ def test_a_record_that_cannot_be_written_does_not_cost_the_run(tmp_path: Path, m
 
 @pytest.mark.usefixtures("_small")
 def test_an_interrupt_waits_for_the_end_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, folders = {0: (images(64), images(20))}, {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    data, folders = make(images(64), images(20)), {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
     advance, done = Run.advance, []
 
     def interrupted(self: Run) -> None:
@@ -237,7 +247,7 @@ def test_an_interrupt_waits_for_the_end_of_a_step(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.usefixtures("_small")
 def test_time_can_be_limited(tmp_path: Path) -> None:
-    data = {0: (images(64), images(20))}
+    data = make(images(64), images(20))
     rows = [config(seed=seed) for seed in range(3)]
     left = sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c", limit_seconds=0.0)
     assert left == rows
@@ -253,7 +263,7 @@ def test_a_full_disk_does_not_stop_a_run(
 
     monkeypatch.setattr(torch, "save", full)
     monkeypatch.setattr(sweep, "CHECKPOINT_SECONDS", 0.0)
-    data = {0: (images(64), images(20))}
+    data = make(images(64), images(20))
     assert sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c") == []
     assert "no checkpoint at step 1: [Errno 28] No space left on device" in capsys.readouterr().err
     assert not list((tmp_path / "c" / TABLE).iterdir()), "nothing half-written stays"
@@ -263,7 +273,7 @@ def test_a_full_disk_does_not_stop_a_run(
 @pytest.mark.usefixtures("_small")
 def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
     """And the other rows go on."""
-    data = {0: (images(64), images(20))}
+    data = make(images(64), images(20))
     rows = [config("none", learning_rate=1e30, ramp=0), config()]
     with pytest.raises(FloatingPointError, match=r"row 'none', seed 0 is (nan|inf) at step 4; try"):
         sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c")
@@ -300,11 +310,11 @@ def test_configs_are_checked(changes: dict[str, object], message: str) -> None:
 @pytest.mark.usefixtures("_small")
 def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the strength of 'dropout' cannot be changed while it runs"):
-        Run(config("dropout keep 0.9", ramp=5), images(64), images(20))
+        make(images(64), images(20))(config("dropout keep 0.9", ramp=5))
     with pytest.raises(ValueError, match="fewer than a batch of 16"):
-        Run(config(), images(8), images(20))
+        make(images(8), images(20))(config())
     with pytest.raises(ValueError, match="together must be at least 1"):
-        sweep.sweep([config()], {}, folder=tmp_path, checkpoints=tmp_path, together=0)
+        sweep.sweep([config()], make(images(64), images(20)), folder=tmp_path, checkpoints=tmp_path, together=0)
 
 
 @pytest.mark.usefixtures("_small")
@@ -328,7 +338,7 @@ def test_the_command_runs_a_row_and_says_what_is_wrong(
     row = "dropout keep 0.9"
     assert cli.main(["train", TABLE, "--row", row, "--seed", "3", *common, *changes]) == 0
     (record,) = [json.loads(path.read_text()) for path in (tmp_path / "r").rglob("*.json")]
-    assert record["recipe"] == f"{TABLE}_steps=2_batch=16_milestones=1_held_out=100_precision=fp32", (
+    assert record["recipe"] == f"{TABLE}_steps=2_batch=16_milestones=1_precision=fp32_held_out=100", (
         "not the recipe's own"
     )
     assert (record["row"], record["seed"], record["steps"]) == (row, 3, 2)
@@ -360,9 +370,9 @@ def test_tables_come_from_records_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["table", TABLE, "--out", str(tmp_path)]) == 0
     lines = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()[2:]}
     none, dropout, rotation = (lines[row] for row in list(scores)[:3])
-    assert "| 3 | 70.10 ± 0.10 | 71.93 ± 0.16 | 70.35 ± 0.10 | 72.12 ± 0.18 | – | – |" in none
-    assert "| 3 | 71.20 ± 0.20 | 73.33 ± 0.27 |" in dropout
-    assert "| 72.13 ± 0.15 | 74.14 ± 0.11 | 72.38 ± 0.15 | 74.35 ± 0.13 | < 0.001 | 0.004 |" in rotation
+    assert "| 3 | 70.10 ± 0.10 * | 71.93 ± 0.16 | 70.35 ± 0.10 * | 72.12 ± 0.18 | – | – |" in none
+    assert "| 3 | 71.20 ± 0.20 * | 73.33 ± 0.27 |" in dropout
+    assert "| 72.13 ± 0.15 * | 74.14 ± 0.11 | 72.38 ± 0.15 * | 74.35 ± 0.13 | < 0.001 | 0.004 |" in rotation
     assert "| 1 | 69.00 | 71.83 ± 0.35" not in lines["rotation structured sigma 0.816"], "that form is not the paper's"
     assert cli.main(["table", "cifar100_wrn28_10_paper", "--out", str(tmp_path)]) == 1
     assert "there are no records of this recipe yet" in capsys.readouterr().err

@@ -7,11 +7,14 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .experiments.config import Config
+from .experiments.tasks import TASKS, maker
 from .recipes import TABLES
 from .strength import check_choice
 
@@ -56,19 +59,30 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--out", type=Path, default=Path("results"), help="where the records are")
     table.set_defaults(run=_print_table)
     for command in (train, sweep):
-        command.add_argument("--data", type=Path, required=True, help="the folder that holds cifar-100-python/")
+        data = "; ".join(f"{task.title}: {task.data}" for task in TASKS.values())
+        command.add_argument("--data", type=Path, required=True, help=data)
         command.add_argument("--out", type=Path, default=Path("results"), help="where records go")
         command.add_argument("--checkpoints", type=Path, default=Path("out/checkpoints"))
         command.add_argument("--device", default=None, help="cuda if there is one, else cpu")
         command.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long, with checkpoints")
-        fields = command.add_argument_group("fields of the config, instead of the recipe's")
-        for field in dataclasses.fields(Config):
-            if field.name not in FIXED:
-                fields.add_argument(f"--{field.name.replace('_', '-')}", metavar=str(field.type).upper())
+        _add_fields(command)
     return parser
 
 
-def _table(options: argparse.Namespace) -> list[Config]:
+def _add_fields(command: argparse.ArgumentParser) -> None:
+    """An option for every field of every config: those that all have, then those of each task."""
+    groups: list[tuple[str, type[Config]]] = [("all configs", Config)]
+    groups += [(f"configs of {task.title}", config) for config, task in TASKS.items()]
+    known = set(FIXED)
+    for title, config in groups:
+        fields = command.add_argument_group(f"fields of {title}, instead of the recipe's")
+        for field in dataclasses.fields(config):
+            if field.name not in known:
+                known.add(field.name)
+                fields.add_argument(f"--{field.name.replace('_', '-')}", metavar=_kind(field).upper())
+
+
+def _table(options: argparse.Namespace) -> Sequence[Config]:
     return TABLES[check_choice("recipe", options.recipe, TABLES)]()
 
 
@@ -79,9 +93,11 @@ def _rows(options: argparse.Namespace) -> int:
 
 def _print_table(options: argparse.Namespace) -> int:
     from .experiments.results import read_records
-    from .report.table1 import table1
 
-    print(table1(read_records(options.out, options.recipe)))
+    # Fields changed on the command line are in the name of what was run, behind that of the table.
+    names = [name for name in TABLES if options.recipe == name or options.recipe.startswith(f"{name}_")]
+    name = max(names, key=len) if names else check_choice("recipe", options.recipe, TABLES)
+    print(TASKS[type(TABLES[name]()[0])].table(read_records(options.out, options.recipe)))
     return 0
 
 
@@ -95,24 +111,20 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int], together: int) -> int:
-    import torch
-
-    from .experiments.sweep import load_images, sweep
+    from .experiments.sweep import sweep
 
     table = {config.row: config for config in _table(options)}
-    changes = _changes(options)
+    chosen = [table[check_choice("row", row, table)] for row in rows]
+    changes = _changes(options, type(chosen[0]))
     if changes:  # another experiment: its records must not pass for the recipe's
         changes["recipe"] = "_".join([options.recipe, *(f"{name}={_plain(value)}" for name, value in changes.items())])
-    chosen = [table[check_choice("row", row, table)] for row in rows]
     configs = [config.replace(**changes, seed=seed) for seed in seeds for config in chosen]
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    splits = {config.held_out: config for config in configs}
-    images = {held_out: load_images(config, options.data, device) for held_out, config in splits.items()}
     left = sweep(
         configs,
-        images,
+        maker(options.data, device),
         folder=options.out,
         checkpoints=options.checkpoints,
         together=together,
@@ -123,14 +135,15 @@ def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int],
     return 0
 
 
-def _changes(options: argparse.Namespace) -> dict[str, Any]:
+def _changes(options: argparse.Namespace, config: type[Config]) -> dict[str, Any]:
     """The fields given on the command line, as values of their types."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(Config):
-        text = None if field.name in FIXED else getattr(options, field.name)
-        if text is not None:
-            found[field.name] = _parse(field.name, str(field.type), text)
-    return found
+    types = {field.name: _kind(field) for field in dataclasses.fields(config)}
+    every = {field.name for known in TASKS for field in dataclasses.fields(known)}
+    given = {name: text for name, text in vars(options).items() if name in every - set(FIXED) and text is not None}
+    for name in given:
+        if name not in types:
+            raise ValueError(f"{_option(name)} is no field of {options.recipe}; its fields are {', '.join(types)}")
+    return {name: _parse(name, kind, given[name]) for name, kind in types.items() if name in given}
 
 
 def _plain(value: Any) -> str:
@@ -138,24 +151,52 @@ def _plain(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", json.dumps(value)).strip("-")
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _kind(field: dataclasses.Field[Any]) -> str:
+    """The type of a field as it is written."""
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
+
+
+EXAMPLES = {
+    "int": "100",
+    "float": "0.1",
+    "bool": "true",
+    "dict": "'{\"dims\": 2}'",
+    "tuple[int": "2,3",
+    "tuple[float": "0.5,0.1",
+    "tuple[str": "one,two",
+}
+"""Of the values of a field, by how its type begins."""
+
+
 def _parse(name: str, kind: str, text: str) -> Any:
-    option = f"--{name.replace('_', '-')}"
+    """The text of an option as a value of the type that its field says."""
     try:
-        if kind == "int":
-            return int(text.replace("_", ""))
-        if kind == "float":
-            return float(text)
-        if kind.startswith("tuple"):
-            return tuple(int(part) for part in text.replace(",", " ").split())
-        if kind.startswith("dict"):
-            value = json.loads(text)
-            if not isinstance(value, dict):
-                raise ValueError("not an object")
-            return value
-    except ValueError as error:
-        example = {"int": "100", "float": "0.1", "tuple[int, ...]": "2,3"}.get(kind, "'{\"dims\": 2}'")
-        raise ValueError(f"{option} must be {kind}, for instance {example}, got {text!r}") from error
-    return text
+        return _value(kind, text)
+    except (ValueError, KeyError) as error:
+        example = next(shown for begins, shown in EXAMPLES.items() if kind.startswith(begins))
+        raise ValueError(f"{_option(name)} must be {kind}, for instance {example}, got {text!r}") from error
+
+
+def _value(kind: str, text: str) -> Any:
+    plain: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "str": str,
+        "bool": lambda word: {"true": True, "false": False}[word.lower()],
+    }
+    if kind in plain:
+        return plain[kind](text)
+    if kind.startswith("tuple["):
+        member = plain[kind.removeprefix("tuple[").partition(",")[0]]
+        return tuple(member(part) for part in text.replace(",", " ").split())
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import update_bn
 import rotationout as ro
 from rotationout.analysis import correct_batchnorm_, recalibrate_batchnorm_, variance_shift
 from rotationout.analysis._closed import without
+from rotationout.nn import CrossNorm1d
 
 CHANNELS = 12
 
@@ -429,3 +430,33 @@ def test_layers_that_have_no_part_in_it_are_left_alone() -> None:
     assert torch.equal(model[0].unused.running_var, torch.ones(5))
     with pytest.raises(ValueError, match="keeps running statistics"):
         recalibrate_batchnorm_(model[1:], images(2))
+
+
+def test_cross_normalization_is_recalibrated_but_not_corrected() -> None:
+    """Its running_var is no variance: a closed form would be wrong, its own statistics with the noise off are right."""
+    torch.manual_seed(0)
+    model = nn.Sequential(ro.noise("centred-dropout", 0.5, dims=0), CrossNorm1d(4))
+    batches = [torch.randn(64, 4) for _ in range(40)]
+    for batch in batches * 3:
+        model(batch)
+    with pytest.raises(ValueError, match="not the variance but a mean of inverse deviations"):
+        correct_batchnorm_(model, batches)
+    assert model[1].running_var.min() > 1.5
+    recalibrate_batchnorm_(model, batches)
+    torch.testing.assert_close(model[1].running_var, torch.ones(4), rtol=0, atol=0.1)
+
+
+class Augmented:
+    """A data pipeline that draws while it is gone through."""
+
+    def __iter__(self) -> Any:
+        return (torch.randn(16, 4)[torch.randperm(16)] * torch.rand(1) for _ in range(30))
+
+
+def test_what_a_data_pipeline_draws_is_not_noise_of_the_model() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), ro.noise("centred-dropout", 0.5, dims=0), nn.BatchNorm1d(4))
+    for batch in Augmented():
+        model(batch)
+    repair = correct_batchnorm_(model, Augmented())
+    assert [one.name for one in repair.layers] == ["2"]
+    assert [one.name for one in recalibrate_batchnorm_(model, Augmented()).layers] == ["0", "2"]

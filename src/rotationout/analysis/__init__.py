@@ -3,6 +3,7 @@
 Closed forms need the moments of features alone; beside each stands a measurement, on data or on a model.
 """
 
+from . import batchnorm
 from ._coadaptation import Coadaptation, coadaptation, coadaptation_factor, coadaptation_of
 from ._lint import RULES, Finding, Findings, lint
 from .accumulate import MomentAccumulator
@@ -30,6 +31,7 @@ __all__ = [
     "ShiftSample",
     "Turn",
     "VarianceShift",
+    "batchnorm",
     "coadaptation",
     "coadaptation_factor",
     "coadaptation_of",

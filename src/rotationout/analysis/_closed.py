@@ -13,6 +13,7 @@ from .. import strength
 from ..kinds import listed
 from ..nn import CentredDropout, GaussianDropout, Uout
 from ..nn.base import CentredNoise
+from ..nn.norm import CrossNorm1d, CrossNorm2d, CrossNorm3d
 from ..nn.rotation import _RotationOutNd
 from ._flow import Flow, Link
 
@@ -82,6 +83,8 @@ def _misfit(layer: _BatchNorm, links: list[Link], calls: int, averaged: bool) ->
         return f"it is called {calls} times in a pass, and its running variance is one for all of them"
     if layer.running_var is None or layer.running_mean is None:
         return "it keeps no running statistics"
+    if isinstance(layer, CrossNorm1d | CrossNorm2d | CrossNorm3d):
+        return "what it keeps is not the variance but a mean of inverse deviations"
     return _unknown(layer, links[0]) or _stale(layer, links[0], averaged)
 
 

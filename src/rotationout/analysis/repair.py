@@ -8,6 +8,7 @@ still says so, and a second correction is refused.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -229,8 +230,14 @@ def _flow(model: nn.Module, batches: Iterable[Any] | None, example_inputs: Any, 
         if example_inputs is not None:
             return observe(model, lambda: call(model, example_inputs))
         if batches is not None:
-            return observe(model, lambda: _passes.run(model, batches, forward=forward, limit=1))
+            return _observed(model, batches, forward)
         return trace(model)
+
+
+def _observed(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> Flow:
+    """What reaches what on the first batch, which is there before: what a data pipeline draws is not the model's."""
+    first = list(itertools.islice(batches, 1))
+    return observe(model, lambda: _passes.run(model, first, forward=forward))
 
 
 def _average(
@@ -272,7 +279,7 @@ def _check_quiet(
             model.eval()
             for layer in layers.values():
                 layer.training = training
-            flow = observe(model, lambda: _passes.run(model, batches, forward=forward, limit=1))
+            flow = _observed(model, batches, forward)
             draws.append(Counter(flow.draws))
     loud = draws[0] - draws[1]
     if loud:

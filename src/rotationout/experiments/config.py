@@ -1,80 +1,86 @@
-"""What decides a training run: one frozen, JSON-able config."""
+"""What decides a training run: one frozen, JSON-able config. Each task adds its own fields to those that all have."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..strength import check_choice, check_rate
-from .networks import NETWORKS
 
-__all__ = ["Config"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PRECISIONS", "Config"]
+
+PRECISIONS = ("bf16", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run of image classification. Recipes return complete ones; a variant is `replace` with a field or two.
+    """What every run has. Recipes return complete configs of a task; a variant is `replace` with a field or two.
+
+    Fields that are added later need a default under which old records mean what they meant.
 
     Args:
         recipe: the table it belongs to.
         row: the row of that table.
-        network: one of `rotationout.experiments.networks.NETWORKS`.
-        network_options: keyword arguments of the network, besides noise and stages.
         noise: a kind of `rotationout.noise`.
         p: its drop probability.
-        noise_options: keyword arguments of the noise. ``num_features="channels"`` is filled in for each place.
-        stages: the stages that have it.
+        noise_options: keyword arguments of the noise.
         ramp: steps over which p grows linearly, see `rotationout.Schedule.ramp`.
         steps: updates in all.
-        batch: images of an update.
+        batch: examples of an update.
         learning_rate: at the start.
-        milestones: steps at which it is divided by 10.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        held_out: train without this many of the training images, and test on them instead of the test set.
+        milestones: steps at which it is multiplied by ``rate_factor``.
+        rate_factor: see there.
+        weight_decay: of the optimizer.
         precision: ``"bf16"`` (autocast) or ``"fp32"``.
-        seed: of the initial weights, the order of the images, and the noise.
+        seed: of the initial weights, the order of the examples, and the noise.
+
+    >>> config = Config(recipe="table", row="none", learning_rate=0.1, milestones=(100,))
+    >>> config.rate_at(99), config.replace(rate_factor=0.5).rate_at(100)
+    (0.1, 0.05)
     """
 
     recipe: str
     row: str
-    network: str
-    network_options: dict[str, Any] = field(default_factory=dict)
     noise: str = "none"
     p: float = 0.0
     noise_options: dict[str, Any] = field(default_factory=dict)
-    stages: tuple[int, ...] = (3,)
     ramp: int = 0
     steps: int = 64_000
     batch: int = 128
     learning_rate: float = 0.1
-    milestones: tuple[int, ...] = (32_000, 48_000)
-    momentum: float = 0.9
+    milestones: tuple[int, ...] = ()
+    rate_factor: float = 0.1
     weight_decay: float = 1e-4
-    held_out: int = 0
     precision: str = "bf16"
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_rate(self.p)
-        check_choice("network", self.network, NETWORKS)
-        check_choice("precision", self.precision, ("bf16", "fp32"))
-        for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        for name in ("ramp", "held_out", "learning_rate", "momentum", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
-        object.__setattr__(self, "stages", tuple(self.stages))  # lists, if they come from JSON
-        if not set(self.stages) <= {1, 2, 3}:
-            raise ValueError(f"stages are 1, 2 and 3, got {self.stages!r}")
-        object.__setattr__(self, "milestones", tuple(self.milestones))
+        check_choice("precision", self.precision, PRECISIONS)
+        self._check_least(1, "steps", "batch")
+        self._check_least(0, "ramp", "learning_rate", "rate_factor", "weight_decay")
+        self._make_tuples("milestones")
 
-    def replace(self, **changes: Any) -> Config:
+    def _check_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value < least:
+                bound = f"be at least {least}" if least else "not be negative"
+                raise ValueError(f"{name} must {bound}, got {value!r}")
+
+    def _make_tuples(self, *names: str) -> None:
+        """Fields that are lists if they come from JSON."""
+        for name in names:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def replace(self, **changes: Any) -> Self:
         """The same config with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of an update, counted from 0."""
-        return self.learning_rate * 0.1 ** sum(step >= milestone for milestone in self.milestones)
+        return self.learning_rate * self.rate_factor ** sum(step >= milestone for milestone in self.milestones)

@@ -162,14 +162,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m rotationout.experiments.digits",
         description="Compare no noise, Dropout and RotationOut of equal strength on few handwritten digits.",
     )
-    parser.add_argument("--seeds", type=_count, default=SEEDS, help="runs per row (default: %(default)s)")
-    parser.add_argument("--epochs", type=_count, default=EPOCHS, help="passes over the data (default: %(default)s)")
+    parser.add_argument("--seeds", type=positive_count, default=SEEDS, help="runs per row (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=positive_count, default=EPOCHS, help="passes over the data (default: %(default)s)"
+    )
     parser.add_argument("--p", type=_rate, default=P, help="drop probability, of both noises (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go (default: %(default)s/)")
     return parser.parse_args(arguments)
 
 
-def _count(text: str) -> int:
+def positive_count(text: str) -> int:
+    """A whole number of at least 1 from the command line."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)

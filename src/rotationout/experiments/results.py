@@ -51,7 +51,7 @@ def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[st
     """The state and the history that `save_checkpoint` wrote, if it was for the same config."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        kept = Config(**content["config"])
+        kept = type(config)(**content["config"])
         state, history = content["state"], content["history"]
     except Exception as error:
         raise ValueError(
@@ -111,7 +111,7 @@ def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
             found.append(config)
             continue
         try:
-            kept = Config(**json.loads(path.read_text(encoding="utf-8"))["config"])
+            kept = type(config)(**json.loads(path.read_text(encoding="utf-8"))["config"])
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
         if kept != config:

@@ -13,32 +13,19 @@ from typing import Any, TextIO
 
 import torch
 
-from . import cifar, results
-from .cifar import Images
-from .classification import Run
+from . import results
 from .config import Config
+from .run import Run
 
-__all__ = ["load_images", "sweep"]
+__all__ = ["sweep"]
 
 CHECKPOINT_SECONDS = 45.0
 """A kill loses less than a minute."""
-HELD_OUT_SEED = 0
-"""All runs that hold out images hold out the same ones."""
-
-
-def load_images(config: Config, data: Path, device: torch.device) -> tuple[Images, Images]:
-    """The images to learn from and to test on."""
-    train = cifar.load(data, "train")
-    if config.held_out:
-        train, test = train.split(config.held_out, HELD_OUT_SEED)
-    else:
-        test = cifar.load(data, "test")
-    return train.to(device), test.to(device)
 
 
 def sweep(
     configs: Sequence[Config],
-    images: dict[int, tuple[Images, Images]],
+    make: Callable[[Config], Run],
     *,
     folder: Path,
     checkpoints: Path,
@@ -53,7 +40,7 @@ def sweep(
 
     Args:
         configs: what to run.
-        images: training and test images, by how many are held out.
+        make: makes the run of a config, see `rotationout.experiments.tasks.maker`.
         folder: where records go.
         checkpoints: where runs are kept until they end.
         together: how many runs share the device.
@@ -75,14 +62,14 @@ def sweep(
         try:
             while waiting or active:
                 while waiting and len(active) < together:
-                    active.append(_Task(waiting.pop(0), images, checkpoints, together))
+                    active.append(_Task(waiting.pop(0), make, checkpoints, together))
                 for task in active[:]:
                     if task.advance(failed, out):
                         continue
                     active.remove(task)
                     if task.run.finished:
                         task.finish(folder)
-                        print(f"\r{task.name}: {_percent(task.run.result)}{' ' * 40}", file=out)
+                        print(f"\r{task.name}: {task.run.summary}{' ' * 40}", file=out)
                 now = time.monotonic()
                 if now - saved > CHECKPOINT_SECONDS:
                     saved = now
@@ -135,13 +122,11 @@ def _interrupts_wait() -> Iterator[Callable[[], None]]:
 class _Task:
     """A run, its clock, and what its record will say of it."""
 
-    def __init__(
-        self, config: Config, images: dict[int, tuple[Images, Images]], checkpoints: Path, together: int
-    ) -> None:
+    def __init__(self, config: Config, make: Callable[[Config], Run], checkpoints: Path, together: int) -> None:
         self.config, self.together = config, together
         self.name = f"{config.recipe}, {config.row}, seed {config.seed}"
         self.checkpoint = results.record_path(checkpoints, config).with_suffix(".pt")
-        self.run = Run(config, *images[config.held_out])
+        self.run = make(config)
         self.history: dict[str, Any] = {"seconds": 0.0, "machines": []}
         if self.checkpoint.exists():
             state, self.history = results.load_checkpoint(self.checkpoint, config)
@@ -176,9 +161,10 @@ class _Task:
         cuda = self.run.device.type == "cuda"
         measured: dict[str, Any] = {
             **self.run.result,
-            "epochs": len(self.run.curve),
-            "test_curve": [round(value, 5) for value in self.run.curve],
+            "epochs": len(self.run.losses),
+            **{name: [round(value, 5) for value in values] for name, values in self.run.curves.items()},
             "train_loss": [round(value, 5) for value in self.run.losses],
+            **self.run.facts,
             "seconds": round(self.before + time.monotonic() - self.begun, 1),
             "together": self.together,  # runs that shared the device, its time and its memory
             "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
@@ -193,16 +179,12 @@ class _Task:
         self.checkpoint.unlink(missing_ok=True)
 
 
-def _percent(result: dict[str, float]) -> str:
-    return f"best {result['best_top1']:.2f} %, mean of the last 10 epochs {result['last10_top1']:.2f} %"
-
-
 def _progress(active: Iterable[_Task], waiting: int, seconds: float) -> str:
     parts = []
     for task in active:
         run = task.run
         done = run.step - task.first
         left = (run.config.steps - run.step) * (time.monotonic() - task.begun) / max(done, 1)
-        accuracy = f" {100 * run.curve[-1]:.1f} %" if run.curve else ""
-        parts.append(f"{run.config.row} {run.config.seed}: {run.step}/{run.config.steps}{accuracy} {left / 60:.1f} min")
+        done_of = f"{run.step}/{run.config.steps}"
+        parts.append(f"{run.config.row} {run.config.seed}: {done_of} {run.status} {left / 60:.1f} min")
     return f"[{seconds:.0f} s] {' | '.join(parts)}{f' | {waiting} waiting' if waiting else ''}"

@@ -110,7 +110,10 @@ class Schedule:
         before = [noise.p for noise in self.noises]
         try:
             for noise, rate in zip(self.noises, rates, strict=True):
-                noise.p = rate
+                if (
+                    noise.p != rate
+                ):  # setting it costs a launch on a GPU, and most steps of most schedules change nothing
+                    noise.p = rate
         except ValueError:  # Shake-Shake has a limit of its own
             for noise, rate in zip(self.noises, before, strict=True):
                 noise.p = rate

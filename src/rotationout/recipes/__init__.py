@@ -1,6 +1,11 @@
 """Recipes: functions that return complete configs. A table is a recipe's rows."""
 
+from collections.abc import Callable, Sequence
+
+from ..experiments.config import Config
 from . import cifar100
-from .cifar100 import TABLES
 
 __all__ = ["TABLES", "cifar100"]
+
+TABLES: dict[str, Callable[[], Sequence[Config]]] = {**cifar100.TABLES}
+"""Every table by its name: the configs of its rows, all of one class."""

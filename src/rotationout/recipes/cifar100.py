@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..experiments.config import Config
+from ..experiments.classification import ClassificationConfig
 from ..strength import check_choice
 
-__all__ = ["FORMS", "KEEP", "SIGMA", "TABLES", "protocol_rows", "resnet110", "rows", "wrn28_10"]
+__all__ = ["FORMS", "KEEP", "SIGMA", "TABLES", "protocol_rows", "resnet110", "rows", "shift_rows", "wrn28_10"]
 
 KEEP = (0.9, 0.8, 0.7, 0.6)
 """The keep rates of the table, and the σ of tan θ that each is matched by: σ² = (1 − keep) / keep."""
@@ -27,25 +27,30 @@ FORMS: dict[str, dict[str, str]] = {
 LAWS = ("uniform_tan", "uniform_angle", "gaussian_angle")
 
 
-def resnet110(protocol: str = "authors") -> Config:
+def resnet110(protocol: str = "authors") -> ClassificationConfig:
     """ResNet110 without noise; noise goes into its third stage."""
     return _protocol("resnet110", protocol).replace(stages=(3,))
 
 
-def wrn28_10(protocol: str = "authors") -> Config:
+def wrn28_10(protocol: str = "authors") -> ClassificationConfig:
     """WideResNet28-10 without noise; noise goes into its second and third stages."""
     return _protocol("wrn28_10", protocol).replace(stages=(2, 3), network_options={})
 
 
-def _protocol(network: str, protocol: str) -> Config:
+def _protocol(network: str, protocol: str) -> ClassificationConfig:
     check_choice("protocol", protocol, ("paper", "authors"))
-    base = Config(recipe=f"cifar100_{network}_{protocol}", row="none", network=network)
+    base = ClassificationConfig(
+        recipe=f"cifar100_{network}_{protocol}",
+        row="none",
+        network=network,
+        studies=("variance_shift", "coadaptation"),
+    )
     if protocol == "paper":
         return base.replace(weight_decay=1e-5)
     return base.replace(milestones=(32_000, 48_000, 62_400), network_options={"authors": True})
 
 
-def rows(base: Config) -> list[Config]:
+def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
     """The rows of the table: none, Dropout by element and by channel, RotationOut in its forms and with other laws."""
     found = [base]
     ramp = 2000 if base.recipe.endswith("authors") else 0
@@ -61,18 +66,24 @@ def rows(base: Config) -> list[Config]:
     return found
 
 
-def _rotation(base: Config, row: str, keep: float, ramp: int, options: dict[str, str]) -> Config:
+def _rotation(
+    base: ClassificationConfig, row: str, keep: float, ramp: int, options: dict[str, str]
+) -> ClassificationConfig:
     p = round(1 - keep, 10)
     return base.replace(row=row, noise="rotation", p=p, noise_options={"dims": 2, **options}, ramp=ramp)
 
 
-def protocol_rows() -> list[Config]:
+def protocol_rows() -> list[ClassificationConfig]:
     """Half-schedule runs that decide how RotationOut is run: its form, its ramp and the weight decay.
 
     Accuracy is that on 5,000 training images held out; the test set has no part in it.
     """
     base = resnet110().replace(
-        recipe="cifar100_resnet110_protocol", steps=32_000, milestones=(16_000, 24_000, 31_200), held_out=5_000
+        recipe="cifar100_resnet110_protocol",
+        steps=32_000,
+        milestones=(16_000, 24_000, 31_200),
+        held_out=5_000,
+        studies=(),
     )
     found = []
     for decay in (1e-4, 5e-4):
@@ -83,14 +94,37 @@ def protocol_rows() -> list[Config]:
     return found
 
 
-def _table(network: Callable[[str], Config], protocol: str) -> Callable[[], list[Config]]:
+def shift_rows() -> list[ClassificationConfig]:
+    """Figure 2 (label addfig1111): noise of strength λ = 1 between the convolutions of each block of the third stage.
+
+    Dropout-a is straight before the BatchNorm layer there, Dropout-b before the second convolution. A quarter of the
+    schedule.
+    """
+    base = resnet110().replace(
+        recipe="cifar100_resnet110_shift", steps=16_000, milestones=(8_000, 12_000, 15_600), p=0.5
+    )
+    found = []
+    for row, noise, place, options in (
+        ("Dropout-a, centred", "centred-dropout", "bn1", {"dims": 2}),
+        ("Dropout-b", "dropout", "conv2", {}),
+        ("Dropout-b, centred", "centred-dropout", "conv2", {"dims": 2}),
+        ("RotationOut-a", "rotation", "bn1", {"dims": 2}),
+        ("RotationOut-b", "rotation", "conv2", {"dims": 2}),
+    ):
+        network_options = {**base.network_options, "places": [place]}
+        found.append(base.replace(row=row, noise=noise, noise_options=options, network_options=network_options))
+    return found
+
+
+def _table(network: Callable[[str], ClassificationConfig], protocol: str) -> Callable[[], list[ClassificationConfig]]:
     return lambda: rows(network(protocol))
 
 
-TABLES: dict[str, Callable[[], list[Config]]] = {
+TABLES: dict[str, Callable[[], list[ClassificationConfig]]] = {
     f"cifar100_{name}_{protocol}": _table(network, protocol)
     for name, network in (("resnet110", resnet110), ("wrn28_10", wrn28_10))
     for protocol in ("paper", "authors")
 }
 TABLES["cifar100_resnet110_protocol"] = protocol_rows
-"""Every table by its name: the configs of its rows."""
+TABLES["cifar100_resnet110_shift"] = shift_rows
+"""By their names: the configs of their rows."""

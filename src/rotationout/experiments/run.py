@@ -1,0 +1,288 @@
+"""What every training run shares, whatever it learns: random numbers, updates, ends of epochs, stopping and going on.
+
+A task subclasses `Run` and says what its network, batches, loss and tests are. Of a step only the launch happens on the
+host: on a GPU updates are captured in a CUDA graph, and the loss stays on the device until an epoch ends. So several
+runs can share a GPU, each on a stream of its own.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn.base import Noise
+from ..placing import Schedule
+from .config import Config
+from .numbers import Numbers
+
+__all__ = ["Run"]
+
+
+class Run(abc.ABC):
+    """One training run, from its first step or from where a checkpoint left it.
+
+    A subclass keeps its data before it calls ``super().__init__`` and gives the methods that are abstract here. What
+    they draw is the run's own: the default generator is its noise, ``shuffler`` decides about data.
+
+    Args:
+        config: what to run.
+        device: where.
+
+    Attributes:
+        network: what learns.
+        optimizer: how.
+        rate: the learning rate, a number on the device: the optimizer takes it as it is.
+        shuffler: a generator on the CPU that draws the order of the examples and the like.
+        step: updates done.
+        losses: the mean loss of every epoch.
+        curves: what `test` gave at the end of every epoch, by name. Records have them under these names.
+
+    >>> class Slope(Run):  # fits y = 2·x
+    ...     steps_per_epoch = 10
+    ...     def build_network(self): return nn.Linear(1, 1)
+    ...     def build_optimizer(self): return torch.optim.SGD(self.network.parameters(), self.rate)
+    ...     def begin_epoch(self): self.x = torch.rand(40, 1, generator=self.shuffler)
+    ...     def take_batch(self, place): self.inputs = self.x[4 * place : 4 * place + 4]
+    ...     def batch_loss(self): return (self.network(self.inputs) - 2 * self.inputs).square().mean()
+    ...     def test(self): return {"slope": self.network.weight.item()}
+    ...     result = property(lambda self: {"slope": self.curves["slope"][-1]})
+    >>> config = Config(recipe="doc", row="none", steps=300, learning_rate=0.5, precision="fp32")
+    >>> run = Slope(config, torch.device("cpu"))
+    >>> while not run.finished:
+    ...     run.advance()
+    >>> len(run.losses), round(run.result["slope"], 2)
+    (30, 2.0)
+    """
+
+    captured = True
+    """Whether actions are captured on a GPU. Tasks whose shapes change from batch to batch say no."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.numbers = Numbers(config.seed, device)
+        with self.numbers.initial():
+            self.network = self.build_network()
+        self.network.to(device)
+        self.schedule = self._build_schedule()
+        self.rate = torch.tensor(config.learning_rate, device=device)
+        self._rate = config.learning_rate
+        self.optimizer = self.build_optimizer()
+        self.shuffler = torch.Generator().manual_seed(config.seed)
+        self.step = 0
+        self.losses: list[float] = []
+        self.curves: dict[str, list[float]] = {}
+        self.loss = torch.zeros((), device=device)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._actions: list[_Action] = []
+        self._update = self.action(self._learn)
+
+    @abc.abstractmethod
+    def build_network(self) -> nn.Module:
+        """The network with its noise in place, on the CPU; weights are drawn from torch's default generator."""
+
+    @abc.abstractmethod
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of ``network``. On a GPU it must be one that can be captured, such as the fused ones."""
+
+    @property
+    @abc.abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch."""
+
+    @abc.abstractmethod
+    def begin_epoch(self) -> None:
+        """Draw what an epoch will learn from, with ``shuffler``."""
+
+    @abc.abstractmethod
+    def take_batch(self, place: int) -> None:
+        """Put a batch of the epoch where `batch_loss` finds it; if that is captured, always into the same tensors."""
+
+    @abc.abstractmethod
+    def batch_loss(self) -> Tensor:
+        """The mean loss of the batch, with the graph of its gradient. Called under autocast."""
+
+    @abc.abstractmethod
+    def test(self) -> dict[str, float]:
+        """The scores of the network as it is, by name."""
+
+    @property
+    @abc.abstractmethod
+    def result(self) -> dict[str, float]:
+        """What came out, by the names it has in the record."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What else a record should say, JSON-able: for instance how many examples were skipped."""
+        return {}
+
+    @property
+    def status(self) -> str:
+        """The last scores in a few characters, for progress."""
+        return " ".join(f"{name} {values[-1]:.4g}" for name, values in self.curves.items())
+
+    @property
+    def summary(self) -> str:
+        """What came out, in a line."""
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.result.items())
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.config.steps
+
+    def advance(self) -> None:
+        """One step, and a test if it ends an epoch or the run."""
+        place = self.step % self.steps_per_epoch
+        if place == 0:
+            self.begin_epoch()
+        if self.stream is not None and self.captured and not self._update.replays:
+            self.take_batch(place)
+            self._capture()
+        with self.numbers.used(), self._on_stream():
+            self.take_batch(place)
+            self._set_rate(self.config.rate_at(self.step))
+            self._update()
+            self.step += 1
+            if self.schedule is not None:
+                self.schedule.step()
+            if place + 1 == self.steps_per_epoch or self.finished:
+                self._end_epoch(place + 1)
+
+    def state(self) -> dict[str, Any]:
+        """All that a run needs to go on, as tensors and plain types. Subclasses add what `begin_epoch` drew."""
+        if self.stream is not None:
+            self.stream.synchronize()
+        return {
+            "step": self.step,
+            "network": self.network.state_dict(),
+            "optimizer": {k: v for k, v in self.optimizer.state_dict().items() if k == "state"},
+            "shuffler": self.shuffler.get_state(),
+            "numbers": self.numbers.state(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "loss": self.loss.cpu(),
+            "losses": list(self.losses),
+            "curves": {name: list(values) for name, values in self.curves.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`: on a CPU exactly as if the run had never stopped."""
+        self.step, self.losses, self.curves = state["step"], state["losses"], state["curves"]
+        self.network.load_state_dict(state["network"])
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for place, kept in state["optimizer"]["state"].items():
+            parameter = parameters[place]
+            mine = self.optimizer.state[parameter]
+            for name, value in kept.items():
+                if isinstance(mine.get(name), Tensor):  # in place: a CUDA graph knows where it is
+                    mine[name].copy_(value)
+                else:
+                    mine[name] = value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value
+        self.shuffler.set_state(state["shuffler"])
+        self.loss.copy_(state["loss"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.numbers.restore(state["numbers"])
+        if self.stream is not None:
+            torch.cuda.synchronize(self.device)
+
+    def action(self, work: Callable[[], None]) -> _Action:
+        """What is done again and again: to be called like ``work``, but on a GPU it is captured before the first step.
+
+        It must take what it needs from, and leave what it finds in, tensors that stay where they are.
+        """
+        self._actions.append(_Action(work))
+        return self._actions[-1]
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the config, as a context."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def _build_schedule(self) -> Schedule | None:
+        config = self.config
+        noises = [module for module in self.network.modules() if isinstance(module, Noise)]
+        if config.ramp and config.p and not noises:
+            raise ValueError(f"ramp = {config.ramp}: the strength of {config.noise!r} cannot be changed while it runs")
+        return Schedule.ramp(noises, steps=config.ramp) if config.ramp and noises else None
+
+    def _set_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            self._rate = rate
+            self.rate.fill_(rate)
+
+    def _learn(self) -> None:
+        self.network.train()
+        with self.autocast():
+            loss = self.batch_loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss += loss.detach()
+
+    def _end_epoch(self, steps: int) -> None:
+        loss = self.loss.item() / steps
+        self.loss.zero_()
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss of {self.config.recipe}, row {self.config.row!r}, seed {self.config.seed} is {loss} at step "
+                f"{self.step}; try precision='fp32' or a smaller learning rate"
+            )
+        self.losses.append(loss)
+        for name, value in self.test().items():
+            self.curves.setdefault(name, []).append(value)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def _capture(self) -> None:
+        """A CUDA graph of every action. What their trial runs change is put back."""
+        network = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
+        optimizer = {
+            parameter: {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+            for parameter, state in self.optimizer.state.items()
+        }
+        numbers, loss = self.numbers.state(), self.loss.clone()
+        for action in self._actions:
+            with self.numbers.used():
+                with self._on_stream():
+                    for _ in range(3):
+                        action()
+                torch.cuda.synchronize(self.device)
+                action.capture(self.stream)
+        self.network.load_state_dict(network)
+        for parameter, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    kept = optimizer.get(parameter, {}).get(name)
+                    value.zero_() if kept is None else value.copy_(kept)
+        self.loss.copy_(loss)
+        self.numbers.restore(numbers)
+        torch.cuda.synchronize(self.device)
+
+
+class _Action:
+    """Work that is done as it is, or replayed."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._do, self.replays = work, False
+
+    def __call__(self) -> None:
+        self._do()
+
+    def capture(self, stream: torch.cuda.Stream | None) -> None:
+        """Replay it from now on."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._do()
+        self._do, self.replays = graph.replay, True

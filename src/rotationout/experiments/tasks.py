@@ -1,0 +1,70 @@
+"""What can be trained: for every class of configs, how its data are read and its runs are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .classification import Classification, ClassificationConfig, load_images
+from .config import Config
+from .run import Run
+
+__all__ = ["TASKS", "Task", "maker"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of runs.
+
+    Args:
+        title: what it is called where people read it.
+        data: what the path to its data must be.
+        load: reads them: a config, that path, a device.
+        run: makes a run: a config, what ``load`` gave, a device.
+        table: what the records of a recipe say, as a Markdown table.
+        data_fields: fields of the config that ``load`` depends on; runs that agree in them share their data.
+    """
+
+    title: str
+    data: str
+    load: Callable[[Any, Path, torch.device], Any]
+    run: Callable[[Any, Any, torch.device], Run]
+    table: Callable[[Sequence[dict[str, Any]]], str]
+    data_fields: tuple[str, ...] = ()
+
+
+def _table1(records: Sequence[dict[str, Any]]) -> str:
+    from ..report.table1 import table1  # it reads the recipes, which read this package
+
+    return table1(records).markdown()
+
+
+TASKS: dict[type[Config], Task] = {
+    ClassificationConfig: Task(
+        title="image classification",
+        data="the folder that holds cifar-100-python/",
+        load=load_images,
+        run=Classification,
+        table=_table1,
+        data_fields=("held_out",),
+    ),
+}
+"""By the class of their configs."""
+
+
+def maker(path: Path, device: torch.device) -> Callable[[Config], Run]:
+    """A function that makes the run of a config, with the data at ``path``, read once for all runs that share them."""
+    loaded: dict[tuple[Any, ...], Any] = {}
+
+    def make(config: Config) -> Run:
+        task = TASKS[type(config)]
+        key = (type(config), *(getattr(config, name) for name in task.data_fields))
+        if key not in loaded:
+            loaded[key] = task.load(config, path, device)
+        return task.run(config, loaded[key], device)
+
+    return make

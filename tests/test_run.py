@@ -1,0 +1,207 @@
+"""What all training runs share, tried on a task of the tests' own; records and checkpoints that are there already."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tests.test_cifar import images
+from tests.test_training import TABLE, config, make
+from tests.test_training import _small as _small  # a fixture
+from torch import Tensor, nn
+
+import rotationout as ro
+from rotationout import cli
+from rotationout.experiments import results, sweep, tasks
+from rotationout.experiments.config import Config
+from rotationout.experiments.run import Run
+from rotationout.recipes import TABLES
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaneConfig(Config):
+    """Learns a plane through noise, with Adam."""
+
+    inputs: int = 4
+    weights: tuple[float, ...] = ()
+
+
+class Plane(Run):
+    config: PlaneConfig
+    steps_per_epoch = 5
+
+    def __init__(self, config: PlaneConfig, data: Tensor, device: torch.device) -> None:
+        self.data = data
+        super().__init__(config, device)
+
+    def build_network(self) -> nn.Module:
+        noise = ro.noise(self.config.noise, self.config.p)
+        return nn.Sequential(nn.Linear(self.config.inputs, 8), noise, nn.Linear(8, 1))
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        decayed, free = ([p for p in self.network.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
+        groups = [{"params": free, "weight_decay": 0.0}, {"params": decayed, "weight_decay": self.config.weight_decay}]
+        return torch.optim.Adam(groups, self.rate, fused=True)
+
+    def begin_epoch(self) -> None:
+        self.order = torch.randperm(len(self.data), generator=self.shuffler)
+
+    def take_batch(self, place: int) -> None:
+        self.chosen = self.order[place * self.config.batch :][: self.config.batch]
+
+    def batch_loss(self) -> Tensor:
+        x = self.data[self.chosen]
+        loss: Tensor = (self.network(x) - x.sum(1, keepdim=True)).square().mean()
+        return loss
+
+    def test(self) -> dict[str, float]:
+        self.network.eval()
+        with torch.no_grad():
+            error = self.network(self.data) - self.data.sum(1, keepdim=True)
+        return {"error": error.square().mean().item(), "worst": error.abs().max().item()}
+
+    @property
+    def result(self) -> dict[str, float]:
+        return {"last_error": self.curves["error"][-1]}
+
+    @property
+    def facts(self) -> dict[str, int]:
+        return {"skipped": 3}
+
+    def state(self) -> dict[str, object]:
+        return {**super().state(), "order": self.order}
+
+    def restore(self, state: dict[str, object]) -> None:
+        super().restore(state)
+        self.order = state["order"]
+
+
+def load(config: PlaneConfig, path: Path, device: torch.device) -> Tensor:
+    count = int((path / "count").read_text())
+    return torch.randn(count, config.inputs, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def table(records: Sequence[dict[str, object]]) -> str:
+    return "\n".join(f"{record['row']} {record['last_error']:.3f}" for record in records)
+
+
+def rows() -> list[PlaneConfig]:
+    base = PlaneConfig(recipe="plane", row="none", steps=13, batch=4, learning_rate=0.05, precision="fp32")
+    return [base, base.replace(row="rotation", noise="rotation", p=0.2, ramp=5)]
+
+
+@pytest.fixture
+def plane(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The task is known; options for its data and folders."""
+    task = tasks.Task("planes", "a folder with count", load, Plane, table, data_fields=("inputs",))
+    monkeypatch.setitem(tasks.TASKS, PlaneConfig, task)
+    monkeypatch.setitem(TABLES, "plane", rows)
+    (tmp_path / "count").write_text("20")
+    return ["--data", str(tmp_path), "--out", str(tmp_path / "r"), "--checkpoints", str(tmp_path / "c"), "--device=cpu"]
+
+
+def test_another_task_is_trained_by_the_same_commands(
+    plane: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["sweep", "plane", "--seeds", "0", "1", "--together", "3", *plane]) == 0
+    records = results.read_records(tmp_path / "r", "plane")
+    assert [(record["row"], record["seed"]) for record in records] == [
+        ("none", 0),
+        ("none", 1),
+        ("rotation", 0),
+        ("rotation", 1),
+    ]
+    for record in records:
+        assert record["epochs"] == len(record["error"]) == len(record["worst"]) == len(record["train_loss"]) == 3
+        assert record["last_error"] == pytest.approx(record["error"][-1], abs=1e-5)
+        assert record["last_error"] < record["error"][0]
+        assert record["skipped"] == 3
+    capsys.readouterr()
+    assert cli.main(["table", "plane", "--out", str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.count("rotation 0.") == 2
+
+
+def test_fields_of_a_task_are_options_and_those_of_others_are_refused(
+    plane: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "plane", *plane, "--inputs", "2", "--weights", "1,0.5"]) == 0
+    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "r").rglob("*.json")]
+    assert record["recipe"] == "plane_inputs=2_weights=1.0-0.5"
+    assert record["config"]["weights"] == [1.0, 0.5]
+    assert cli.main(["train", "plane", *plane, "--stages", "2"]) == 1
+    assert "--stages is no field of plane; its fields are recipe, row, noise, p" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "fields of all configs" in shown
+    assert "fields of configs of planes" in shown
+    assert shown.count("--noise-options") == 2, "once in the usage, once in the list"
+
+
+def test_data_are_read_once_for_all_runs_that_share_them(plane: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    task, read = tasks.TASKS[PlaneConfig], []
+
+    def counted(config: PlaneConfig, *rest: object) -> Tensor:
+        read.append(config.inputs)
+        return load(config, *rest)
+
+    monkeypatch.setitem(tasks.TASKS, PlaneConfig, tasks.Task("", "", counted, Plane, table, task.data_fields))
+    new = tasks.maker(Path(plane[1]), torch.device("cpu"))
+    for inputs in (4, 2, 4):
+        assert new(rows()[0].replace(inputs=inputs)).data.size(1) == inputs
+    assert read == [4, 2]
+
+
+@pytest.mark.parametrize("stop", [3, 5])
+def test_adam_with_groups_is_resumed_bit_identical(stop: int, tmp_path: Path) -> None:
+    data, device, settings = torch.randn(20, 4), torch.device("cpu"), rows()[1].replace(milestones=(4,))
+    whole, first, second = (Plane(settings, data, device) for _ in range(3))
+    for run, steps in ((whole, settings.steps), (first, stop)):
+        for _ in range(steps):
+            run.advance()
+    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
+    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
+    while not second.finished:
+        second.advance()
+    assert (second.curves, second.losses) == (whole.curves, whole.losses)
+    for mine, theirs in zip(second.network.parameters(), whole.network.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for name, value in whole.optimizer.state[theirs].items():
+            assert torch.equal(value, second.optimizer.state[mine][name]), name
+
+
+@pytest.mark.parametrize("recipe", [path.name for path in RESULTS.iterdir() if path.is_dir()])
+def test_records_that_are_there_count_as_done(recipe: str, tmp_path: Path) -> None:
+    """Those of the repository, whatever fields configs have got since."""
+    shutil.copytree(RESULTS / recipe, tmp_path / recipe)
+    records = results.read_records(tmp_path, recipe)
+    assert records
+    seeds = {record["seed"] for record in records}
+    table = [row.replace(seed=seed) for row in TABLES[recipe]() for seed in seeds]
+    left = {(row.row, row.seed) for row in results.missing(tmp_path, table)}
+    done = {(record["row"], record["seed"]) for record in records}
+    assert done <= {(row.row, row.seed) for row in table}
+    assert left == {(row.row, row.seed) for row in table} - done
+
+
+@pytest.mark.usefixtures("_small")
+def test_checkpoints_of_before_there_were_other_tasks_are_resumed(tmp_path: Path) -> None:
+    new = make(images(64), images(20, seed=1))
+    first, second = new(config()), new(config())
+    for _ in range(5):
+        first.advance()
+    state = first.state()
+    state["curve"] = state.pop("curves")["test_curve"]
+    second.restore(state)
+    for run in (first, second):
+        while not run.finished:
+            run.advance()
+    assert (second.curves, second.losses) == (first.curves, first.losses)
+    sweep.sweep([config()], new, folder=tmp_path, checkpoints=tmp_path / "c")
+    (record,) = results.read_records(tmp_path, TABLE)
+    assert record["test_curve"] == [round(value, 5) for value in first.curves["test_curve"]]
