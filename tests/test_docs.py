@@ -20,7 +20,10 @@ from benchmarks.records import RESULTS
 
 from rotationout.cli import main
 from rotationout.experiments.records import Study, mean_sd
+from rotationout.experiments.results import read_records
+from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.registry import KINDS
+from rotationout.report.small_batch import verdict
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -92,6 +95,15 @@ def test_what_pages_say_in_words_is_so() -> None:
     assert all(d > r for d, r in zip(accuracy["dropout"], accuracy["rotationout"], strict=True))
     assert all(max(values) - min(values) < 0.005 for values in accuracy.values())
     assert max(accuracy["rotationout"]) < accuracy["none"][0]
+
+    # negative_results.md: a ramp brought nothing, nor do other norms at small batch sizes.
+    protocol = {run["row"]: run["last10_top1"] for run in read_records(ROOT / "results", "cifar100_resnet110_protocol")}
+    ramps = {row: row.replace(", ramp", ", no ramp") for row in protocol if ", ramp" in row}
+    assert all(protocol[row] < protocol[other] for row, other in ramps.items() if other in protocol)
+    norms = SmallBatchStudy.load(ROOT / "results" / "small_batch.json")
+    for norm in ("poly", "cross"):
+        for measure in ("test_accuracy", "test_loss"):
+            assert ": better than BatchNorm in 0 of" in verdict(norms, norm, measure)
 
     ratios: dict[str, dict[str, float]] = {}
     for row in json.loads((RESULTS / "ops_nvidia-h200_torch-2.11.0.json").read_text(encoding="utf-8"))["rows"]:

@@ -6,6 +6,7 @@ that reStructuredText takes for more (|x|, n_) are escaped before it reads them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -21,8 +22,8 @@ from sphinx.util.nodes import make_refnode
 
 __all__ = ["PublicNames", "setup"]
 
-STOP = "Module, Noise, CentredNoise, BaseEstimator, ClassifierMixin, RegressorMixin, _BatchNorm, list, tuple"
-"""Classes of others whose members are not repeated."""
+STOP = "Module, Noise, CentredNoise, _BatchNorm, list, tuple"
+"""Classes whose members are not repeated by those made from them."""
 OTHERS = re.compile(r"(collections|inspect|matplotlib|nn|np|numpy|scipy|sklearn|torch)\.|(Figure|Self|Tensor)$")
 """Names of other packages, whose documentation is elsewhere: there is no network to look them up."""
 COLON = "\ue000"
@@ -98,8 +99,10 @@ def _escape_line(line: str) -> str:
 
 
 def skip(app: Sphinx, what: str, name: str, obj: object, skipped: bool, options: Any) -> bool | None:
-    """Leave out the fields of named tuples, which their docstrings explain, and what every module says of itself."""
-    return True if name == "extra_repr" or type(obj).__name__ == "_tuplegetter" else None
+    """Leave out members of other packages, fields of named tuples, which their docstrings explain, and extra_repr."""
+    home = getattr(getattr(obj, "fget", obj), "__module__", None) or "rotationout"
+    foreign = inspect.isroutine(obj) and not home.startswith("rotationout")
+    return True if foreign or name == "extra_repr" or type(obj).__name__ == "_tuplegetter" else None
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Node) -> nodes.Node | None:
@@ -113,10 +116,12 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nod
         name = min(found, key=len)
         entry = objects[name]
         return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, name)
-    private = _exists(target) or _exists(f"{node.get('py:class')}.{target}")
-    return content if private or OTHERS.match(target) else None
+    if OTHERS.match(target) or _exists(target) or _exists(f"{node.get('py:class')}.{target}"):
+        return content
+    return None
 
 
+@functools.cache
 def _exists(target: str) -> bool:
     """Whether a name is one of the package, if not a public one."""
     for key, module in list(sys.modules.items()):
