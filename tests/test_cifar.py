@@ -20,22 +20,25 @@ def images(count: int, seed: int = 0) -> Images:
 
 def test_augmentation_pads_cuts_and_mirrors() -> None:
     data = images(40).pixels
-    drawn: list[torch.Tensor] = []
-
-    def draw(*size: object, **options: object) -> torch.Tensor:
-        drawn.append(torch.randint(*size, **options))
-        return drawn[-1]
-
-    cut = cifar.augment(data, draw)
-    (down, right), flip = drawn[0].squeeze(-1), drawn[1].squeeze(-1)
-    assert {0, 1} == set(flip.tolist())
-    for i, image in enumerate(data):
+    cuts = cifar.draw_cuts(40, torch.Generator().manual_seed(0))
+    cut = cifar.augment(data, cuts)
+    for i, (image, (down, right, mirrored)) in enumerate(zip(data, cuts.tolist(), strict=True)):
         padded = torch.zeros(3, 40, 40, dtype=torch.uint8)
         padded[:, 4:36, 4:36] = image
-        expected = padded[:, down[i] : down[i] + 32, right[i] : right[i] + 32]
-        assert torch.equal(cut[i], expected.flip(-1) if flip[i] else expected)
-    assert drawn[0].max() <= 8
+        expected = padded[:, down : down + 32, right : right + 32]
+        assert torch.equal(cut[i], expected.flip(-1) if mirrored else expected)
     assert cut.dtype == torch.uint8
+
+
+def test_cuts_are_drawn_evenly() -> None:
+    """Every value is within five standard deviations of its share: a false alarm in 10⁵ such tests."""
+    cuts = cifar.draw_cuts(9000, torch.Generator().manual_seed(1))
+    for column, values in zip(cuts.unbind(1), (9, 9, 2), strict=True):
+        counts = column.bincount(minlength=values)
+        assert len(counts) == values
+        share = 1 / values
+        assert (counts - 9000 * share).abs().max() < 5 * (9000 * share * (1 - share)) ** 0.5
+    assert torch.corrcoef(cuts.T.float()).fill_diagonal_(0).abs().max() < 5 / 9000**0.5
 
 
 def write_cifar(folder: Path, split: str, **changes: object) -> Path:

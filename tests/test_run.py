@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from tests.test_cifar import images
-from tests.test_training import TABLE, config, make
 from tests.test_training import _small as _small  # a fixture
+from tests.test_training import config, make
 from torch import Tensor, nn
 
 import rotationout as ro
 from rotationout import cli
-from rotationout.experiments import results, sweep, tasks
+from rotationout.experiments import results, tasks
 from rotationout.experiments.config import Config
+from rotationout.experiments.numbers import Numbers
 from rotationout.experiments.run import Run
 from rotationout.recipes import TABLES
 
@@ -196,12 +197,29 @@ def test_checkpoints_of_before_there_were_other_tasks_are_resumed(tmp_path: Path
     for _ in range(5):
         first.advance()
     state = first.state()
-    state["curve"] = state.pop("curves")["test_curve"]
-    second.restore(state)
-    for run in (first, second):
-        while not run.finished:
-            run.advance()
-    assert (second.curves, second.losses) == (first.curves, first.losses)
-    sweep.sweep([config()], new, folder=tmp_path, checkpoints=tmp_path / "c")
-    (record,) = results.read_records(tmp_path, TABLE)
-    assert record["test_curve"] == [round(value, 5) for value in first.curves["test_curve"]]
+    (numbers,), plan = state.pop("numbers"), state.pop("plan")
+    old = {**state, "curve": state.pop("curves")["test_curve"], "numbers": numbers, "order": plan[:, 0]}
+    results.save_checkpoint(tmp_path / "run.pt", config(), old, {})
+    second.restore(results.load_checkpoint(tmp_path / "run.pt", config())[0])
+    assert torch.equal(second.plan[:, 0], first.plan[:, 0])
+    assert (second.step, second.curves, second.losses) == (first.step, first.curves, first.losses)
+    assert torch.equal(second.numbers.state(), first.numbers.state())
+    while not second.finished:
+        second.advance()
+    assert len(second.losses) == len(second.curves["test_curve"]) == 2
+
+
+def test_processes_have_the_same_weights_and_their_own_noise() -> None:
+    """On a CPU, whose generator would take seeds that differ by 2³² for the same."""
+    streams = {name: Numbers(seed, torch.device("cpu"), rank) for name, seed, rank in SEEDS}
+    drawn = {}
+    for name, numbers in streams.items():
+        with numbers.initial():
+            weight = torch.rand(4)
+        with numbers.used():
+            drawn[name] = weight, torch.rand(4)
+    assert torch.equal(drawn["first"][0], drawn["second"][0])
+    assert len({tuple(noise.tolist()) for _, noise in drawn.values()}) == len(SEEDS)
+
+
+SEEDS = [("first", 0, 0), ("second", 0, 1), ("third", 0, 2), ("another run", 1, 0), ("its second", 1, 1)]

@@ -16,7 +16,7 @@ from rotationout.experiments import cifar, networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification, ClassificationConfig, build_network
 from rotationout.experiments.run import Run
-from rotationout.recipes import TABLES
+from rotationout.recipes.cifar100 import TABLES
 
 TABLE = "cifar100_resnet110_authors"
 
@@ -89,14 +89,23 @@ def test_the_schedule_is_the_recipes() -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_p_grows_on_a_ramp_and_stays() -> None:
-    run = make(images(64), images(20))(config())
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"ramp": 5}, [0.04, 0.08, 0.12, 0.16, 0.2, 0.2, 0.2]),
+        ({"ramp": 0, "fade_out": 4}, [0.2, 0.2, 0.2, 0.2, 0.15, 0.1, 0.05]),
+        ({"ramp": 2, "fade_out": 2}, [0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1]),
+        ({"ramp": 0}, [0.2] * 7),
+    ],
+)
+def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list[float]) -> None:
+    run = make(images(64), images(20))(config(**changes))
     layer = next(module for module in run.network.modules() if isinstance(module, ro.RotationOut2d))
     rates = []
     while not run.finished:
         rates.append(layer.p)
         run.advance()
-    assert rates == pytest.approx([0.04, 0.08, 0.12, 0.16, 0.2, 0.2, 0.2])
+    assert rates == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("_small")
@@ -298,6 +307,8 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
         ({"precision": "fp8"}, "precision must be one of"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"ramp": -1}, "ramp must not be negative"),
+        ({"fade_out": -1}, "fade_out must not be negative"),
+        ({"fade_out": 8}, "fade_out must be at most steps = 7, got 8"),
         ({"network": "resnet101"}, "did you mean 'resnet110'"),
         ({"stages": (3, 4)}, "stages are 1, 2 and 3"),
     ],
@@ -311,6 +322,8 @@ def test_configs_are_checked(changes: dict[str, object], message: str) -> None:
 def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the strength of 'dropout' cannot be changed while it runs"):
         make(images(64), images(20))(config("dropout keep 0.9", ramp=5))
+    with pytest.raises(ValueError, match="fade_out = 3: the strength of 'dropout' cannot be changed"):
+        make(images(64), images(20))(config("dropout keep 0.9", ramp=0, fade_out=3))
     with pytest.raises(ValueError, match="fewer than a batch of 16"):
         make(images(8), images(20))(config())
     with pytest.raises(ValueError, match="together must be at least 1"):

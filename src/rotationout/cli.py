@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from .experiments import processes
 from .experiments.config import Config
 from .experiments.tasks import TASKS, maker
 from .recipes import TABLES
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
         print(f"rotationout: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -58,12 +57,19 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("recipe")
     table.add_argument("--out", type=Path, default=Path("results"), help="where the records are")
     table.set_defaults(run=_print_table)
+    features = commands.add_parser("features", help="compute the features of a speech corpus, to use them elsewhere")
+    features.add_argument("data", type=Path, help="a corpus with a manifest.tsv, or Kaldi's data directories")
+    features.add_argument("file", type=Path, help="where to write them")
+    features.add_argument("--splits", nargs="+", help="only these splits")
+    features.set_defaults(run=_features)
     for command in (train, sweep):
         data = "; ".join(f"{task.title}: {task.data}" for task in TASKS.values())
         command.add_argument("--data", type=Path, required=True, help=data)
         command.add_argument("--out", type=Path, default=Path("results"), help="where records go")
         command.add_argument("--checkpoints", type=Path, default=Path("out/checkpoints"))
-        command.add_argument("--device", default=None, help="cuda if there is one, else cpu")
+        command.add_argument(
+            "--device", default=None, help="cuda if there is one, else cpu; torchrun gives each process its own"
+        )
         command.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long, with checkpoints")
         _add_fields(command)
     return parser
@@ -101,6 +107,16 @@ def _print_table(options: argparse.Namespace) -> int:
     return 0
 
 
+def _features(options: argparse.Namespace) -> int:
+    from .experiments.speech.features import counts, open_corpus, save
+
+    found = open_corpus(options.data, options.splits)
+    save(found, options.file)
+    skipped = "".join(f", {count} left out: {reason}" for reason, count in counts(found.problems).items())
+    print(f"{options.file}: {len(found)} utterances, {options.file.stat().st_size / 1e6:.1f} MB{skipped}")
+    return 0
+
+
 def _train(options: argparse.Namespace) -> int:
     return _run(options, [options.row], [options.seed], together=1)
 
@@ -119,18 +135,17 @@ def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int],
     if changes:  # another experiment: its records must not pass for the recipe's
         changes["recipe"] = "_".join([options.recipe, *(f"{name}={_plain(value)}" for name, value in changes.items())])
     configs = [config.replace(**changes, seed=seed) for seed in seeds for config in chosen]
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    left = sweep(
-        configs,
-        maker(options.data, device),
-        folder=options.out,
-        checkpoints=options.checkpoints,
-        together=together,
-        limit_seconds=60 * options.minutes,
-    )
-    if left:
+    with processes.joined(options.device) as device:
+        left = sweep(
+            configs,
+            maker(options.data, device),
+            folder=options.out,
+            checkpoints=options.checkpoints,
+            together=together,
+            limit_seconds=60 * options.minutes,
+        )
+        first = processes.rank() == 0
+    if left and first:
         print(f"{len(left)} runs are left; run the same command again to go on", file=sys.stderr)
     return 0
 

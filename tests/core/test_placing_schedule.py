@@ -27,6 +27,8 @@ def course(schedule: ro.Schedule, steps: int) -> list[float]:
         (lambda m: ro.Schedule.early(m, until=2), [0.4, 0.4, 0.0, 0.0, 0.0, 0.0]),
         (lambda m: ro.Schedule.late(m, start=3), [0.0, 0.0, 0.0, 0.4, 0.4, 0.4]),
         (lambda m: ro.Schedule.fade_out(m, steps=2, start=2), [0.4, 0.4, 0.4, 0.2, 0.0, 0.0]),
+        (lambda m: ro.Schedule.fade_out(ro.Schedule.ramp(m, steps=2), steps=2, start=3), [0.2, 0.4, 0.4, 0.4, 0.2, 0]),
+        (lambda m: ro.Schedule.ramp(ro.Schedule.late(m, start=1), steps=4), [0.0, 0.2, 0.3, 0.4, 0.4, 0.4]),
         (lambda m: ro.Schedule(m, lambda step: 2.0 if step == 1 else 0.5), [0.2, 0.8, 0.2, 0.2, 0.2, 0.2]),
     ],
 )

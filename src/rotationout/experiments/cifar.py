@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Images", "augment", "load", "normalize", "statistics"]
+__all__ = ["Images", "augment", "draw_cuts", "load", "normalize", "statistics"]
 
 CLASSES, SIZE, PADDING = 100, 32, 4
 COUNTS = {"train": 50_000, "test": 10_000}
@@ -121,17 +120,24 @@ def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (pixels.float() - mean) / std
 
 
-def augment(pixels: Tensor, random: Callable[..., Tensor] = torch.randint) -> Tensor:
+def draw_cuts(count: int, generator: torch.Generator) -> Tensor:
+    """For so many images how far down and right of the corner each is cut out, and whether it is mirrored, (count, 3).
+
+    >>> draw_cuts(1000, torch.Generator().manual_seed(0)).amax(0)
+    tensor([8, 8, 1])
+    """
+    return torch.stack([torch.randint(n, (count,), generator=generator) for n in (*(2 * PADDING + 1,) * 2, 2)], dim=1)
+
+
+def augment(pixels: Tensor, cuts: Tensor) -> Tensor:
     """Pad by 4 black pixels, cut out 32 × 32 at random, and mirror half of the images (He et al. 2016).
 
-    Every image has its own cut; all are taken in one gather, on the device of the images.
+    Every image has its own cut, see `draw_cuts`; all are taken in one gather, on the device of the images.
     """
-    count = len(pixels)
     padded = torch.nn.functional.pad(pixels, (PADDING,) * 4)
-    shift = random(2 * PADDING + 1, (2, count, 1), device=pixels.device)
-    flip = random(2, (count, 1), device=pixels.device)
+    down, right, mirrored = cuts.unsqueeze(-1).unbind(1)
     place = torch.arange(SIZE, device=pixels.device)
-    rows = shift[0] + place
-    columns = shift[1] + torch.where(flip == 1, SIZE - 1 - place, place)
-    image = torch.arange(count, device=pixels.device)
+    rows = down + place
+    columns = right + torch.where(mirrored == 1, SIZE - 1 - place, place)
+    image = torch.arange(len(pixels), device=pixels.device)
     return padded.movedim(1, -1)[image[:, None, None], rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

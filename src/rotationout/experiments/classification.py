@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..registry import noise as make_noise
 from ..strength import check_choice
-from . import cifar
+from . import cifar, processes
 from .cifar import Images
 from .config import Config
 from .networks import NETWORKS
@@ -98,9 +98,10 @@ class Classification(Run):
             raise ValueError(f"there are {len(self.train)} training images, fewer than a batch of {config.batch}")
         super().__init__(config, device)
         self.mean, self.std = cifar.statistics(device)
-        self.order = torch.empty(0, dtype=torch.int64)
-        self.chosen = torch.zeros(config.batch, dtype=torch.int64, device=device)
-        rows = next(n for n in range(min(TEST_BATCH, len(self.examined)), 0, -1) if len(self.examined) % n == 0)
+        self.plan = torch.empty(0, 4, dtype=torch.int64)
+        self.chosen = torch.zeros(self.share.stop - self.share.start, 4, dtype=torch.int64, device=device)
+        most = min(TEST_BATCH, -(-len(self.examined) // processes.size()))
+        rows = next(n for n in range(most, 0, -1) if len(self.examined) % n == 0)
         self.tested = torch.arange(rows, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         self._examine = self.action(self._count_correct)
@@ -149,38 +150,40 @@ class Classification(Run):
         )
 
     def begin_epoch(self) -> None:
-        """A new order of the training images."""
-        self.order = torch.randperm(len(self.train), generator=self.shuffler).to(self.device)
+        """A new order of the training images, and for each how it will be cut out and mirrored."""
+        order = torch.randperm(len(self.train), generator=self.shuffler)
+        self.plan = _plan(order, self.shuffler).to(self.device)
 
     def take_batch(self, place: int) -> None:
         """Which images are next; they are on the device already."""
         batch = self.config.batch
-        self.chosen.copy_(self.order[place * batch : (place + 1) * batch])
+        self.chosen.copy_(self.plan[place * batch : (place + 1) * batch][self.share])
 
     def batch_loss(self) -> Tensor:
-        """Cross-entropy of the chosen images, each cropped and mirrored at random."""
-        logits = self._logits(cifar.augment(self.train.pixels[self.chosen]))
-        return F.cross_entropy(logits.float(), self.train.labels[self.chosen])
+        """Cross-entropy of the chosen images."""
+        images = self.chosen[:, 0]
+        logits = self._logits(cifar.augment(self.train.pixels[images], self.chosen[:, 1:]))
+        return F.cross_entropy(logits.float(), self.train.labels[images])
 
     def test(self) -> dict[str, float]:
-        """The fraction of test images that is told right."""
+        """The fraction of test images that is told right; every process looks at some of them."""
         rows = len(self.tested)
         self.correct.zero_()
-        for start in range(0, len(self.examined), rows):
+        for start in range(processes.rank() * rows, len(self.examined), processes.size() * rows):
             self.tested.copy_(torch.arange(start, start + rows, device=self.device))
             self._examine()
+        processes.sum_(self.correct)
         return {"test_curve": self.correct.item() / len(self.examined)}
 
     def state(self) -> dict[str, Any]:
-        """With the order of the images in this epoch."""
-        return {**super().state(), "order": self.order.cpu()}
+        """With the plan of this epoch."""
+        return {**super().state(), "plan": self.plan.cpu()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""
-        if "curve" in state:  # as it was called before there were other tasks
-            state = {**state, "curves": {"test_curve": state["curve"]}}
+        state = _brought_up_to_date(state)
         super().restore(state)
-        self.order = state["order"].to(self.device)
+        self.plan = state["plan"].to(self.device)
 
     @torch.no_grad()
     def _count_correct(self) -> None:
@@ -196,3 +199,16 @@ class Classification(Run):
     def _logits(self, pixels: Tensor) -> Tensor:
         logits: Tensor = self.network(self.prepare(pixels))
         return logits
+
+
+def _plan(order: Tensor, generator: torch.Generator) -> Tensor:
+    """What an epoch learns from: which image, and its cut, (images, 4)."""
+    return torch.cat([order.unsqueeze(1), cifar.draw_cuts(len(order), generator)], dim=1)
+
+
+def _brought_up_to_date(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run that was stopped when there was one task and one process: it goes on, with other cuts."""
+    if "curve" not in state:
+        return state
+    plan = _plan(state["order"], torch.Generator().manual_seed(state["step"]))
+    return {**state, "curves": {"test_curve": state["curve"]}, "numbers": [state["numbers"]], "plan": plan}

@@ -29,6 +29,7 @@ class Config:
         p: its drop probability.
         noise_options: keyword arguments of the noise.
         ramp: steps over which p grows linearly, see `rotationout.Schedule.ramp`.
+        fade_out: steps at the end over which p falls linearly, see `rotationout.Schedule.fade_out`.
         steps: updates in all.
         batch: examples of an update.
         learning_rate: at the start.
@@ -36,6 +37,9 @@ class Config:
         rate_factor: see there.
         weight_decay: of the optimizer.
         precision: ``"bf16"`` (autocast) or ``"fp32"``.
+        sync_batchnorm: if several processes share the batches, take BatchNorm's statistics and the means that noises
+            turn about over all of them, not over a process's share: the number of processes then changes nothing but
+            the noise that is drawn. Alone it means nothing.
         seed: of the initial weights, the order of the examples, and the noise.
 
     >>> config = Config(recipe="table", row="none", learning_rate=0.1, milestones=(100,))
@@ -49,6 +53,7 @@ class Config:
     p: float = 0.0
     noise_options: dict[str, Any] = field(default_factory=dict)
     ramp: int = 0
+    fade_out: int = 0
     steps: int = 64_000
     batch: int = 128
     learning_rate: float = 0.1
@@ -56,14 +61,17 @@ class Config:
     rate_factor: float = 0.1
     weight_decay: float = 1e-4
     precision: str = "bf16"
+    sync_batchnorm: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_rate(self.p)
         check_choice("precision", self.precision, PRECISIONS)
         self._check_least(1, "steps", "batch")
-        self._check_least(0, "ramp", "learning_rate", "rate_factor", "weight_decay")
+        self._check_least(0, "ramp", "fade_out", "learning_rate", "rate_factor", "weight_decay")
         self._make_tuples("milestones")
+        if self.fade_out > self.steps:
+            raise ValueError(f"fade_out must be at most steps = {self.steps}, got {self.fade_out!r}")
 
     def _check_least(self, least: int, *names: str) -> None:
         for name in names:

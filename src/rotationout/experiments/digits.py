@@ -168,6 +168,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--p", type=_rate, default=P, help="drop probability, of both noises (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go (default: %(default)s/)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="other records for the page (default: %(default)s/)",
+    )
+    parser.add_argument("--no-theory", action="store_true", help="leave the figures of the theory off the page")
     return parser.parse_args(arguments)
 
 
@@ -197,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from ..report import digits as report
+        from ..report import whole
     except ModuleNotFoundError as error:
         print(f"{error.name} is missing; install what this needs: pip install 'rotationout[demo]'", file=sys.stderr)
         return 1
@@ -213,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     study.save(options.out / "digits.json")
     report.write(study, options.out)
     report.show(study, Console())
-    print(f"Open {options.out / 'index.html'}")
+    page = whole.write(options.out, options.results, demo=study, figures=not options.no_theory)
+    print(f"Open {page}")
     return 0
 
 

@@ -8,27 +8,41 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["Numbers"]
+__all__ = ["SEED_STRIDE", "Numbers"]
+
+SEED_STRIDE = 1_000_003
+"""From a process's seed to the next one's: more than anyone has seeds. It could not be 2³²: torch's generator on a CPU
+sees no more bits than that."""
 
 
 class Numbers:
     """A stream of random numbers that takes the place of torch's default one while a run is at work.
 
-    So runs that share a process do not disturb each other, and what a run draws depends on its seed alone.
+    So runs that share a process do not disturb each other, and what a run draws depends on its seed alone. Processes
+    that share a run draw the same initial weights, and each its own noise: theirs starts at another seed.
 
     Args:
         seed: where it starts.
         device: whose default generator is replaced.
+        rank: which of the processes that share a run this is.
     """
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed, self.device = seed, device
+    def __init__(self, seed: int, device: torch.device, rank: int = 0) -> None:
+        self.device, self.rank = device, rank
+        self.seed = seed + SEED_STRIDE * rank
         self._cpu = torch.Generator().manual_seed(seed).get_state()
-        self._cuda = torch.Generator(device).manual_seed(seed) if device.type == "cuda" else None
+        self._cuda = torch.Generator(device).manual_seed(self.seed) if device.type == "cuda" else None
 
     @contextmanager
     def initial(self) -> Iterator[None]:
         """Draw on the CPU, whatever the device: initial weights are the same everywhere."""
+        with self._on_cpu():
+            yield
+        if self.rank:
+            self._cpu = torch.Generator().manual_seed(self.seed).get_state()
+
+    @contextmanager
+    def _on_cpu(self) -> Iterator[None]:
         outer = torch.get_rng_state()
         torch.set_rng_state(self._cpu)
         try:
@@ -41,7 +55,7 @@ class Numbers:
     def used(self) -> Iterator[None]:
         """Draw on the device."""
         if self._cuda is None:
-            with self.initial():
+            with self._on_cpu():
                 yield
             return
         default = torch.cuda.default_generators[self.device.index or 0]

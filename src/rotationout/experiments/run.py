@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..nn.base import Noise
 from ..placing import Schedule
+from . import processes
 from .config import Config
 from .numbers import Numbers
 
@@ -38,7 +39,8 @@ class Run(abc.ABC):
         network: what learns.
         optimizer: how.
         rate: the learning rate, a number on the device: the optimizer takes it as it is.
-        shuffler: a generator on the CPU that draws the order of the examples and the like.
+        shuffler: a generator on the CPU that draws the order of the examples and the like, the same in all processes.
+        share: the part of every batch that is this process's.
         step: updates done.
         losses: the mean loss of every epoch.
         curves: what `test` gave at the end of every epoch, by name. Records have them under these names.
@@ -65,10 +67,15 @@ class Run(abc.ABC):
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.numbers = Numbers(config.seed, device)
+        self.share = processes.share(config.batch)
+        self.numbers = Numbers(config.seed, device, processes.rank())
         with self.numbers.initial():
             self.network = self.build_network()
+        if config.sync_batchnorm:
+            self.network = processes.synchronized(self.network, device)
         self.network.to(device)
+        kept = self.network.state_dict(keep_vars=True).values()
+        self._statistics = [t for t in kept if t.is_floating_point() and not isinstance(t, nn.Parameter)]
         self.schedule = self._build_schedule()
         self.rate = torch.tensor(config.learning_rate, device=device)
         self._rate = config.learning_rate
@@ -101,7 +108,7 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     def take_batch(self, place: int) -> None:
-        """Put a batch of the epoch where `batch_loss` finds it; if that is captured, always into the same tensors."""
+        """Put ``share`` of a batch where `batch_loss` finds it; if that is captured, always into the same tensors."""
 
     @abc.abstractmethod
     def batch_loss(self) -> Tensor:
@@ -109,7 +116,7 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     def test(self) -> dict[str, float]:
-        """The scores of the network as it is, by name."""
+        """The scores of the network as it is, by name, the same in all processes."""
 
     @property
     @abc.abstractmethod
@@ -155,17 +162,22 @@ class Run(abc.ABC):
                 self._end_epoch(place + 1)
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on, as tensors and plain types. Subclasses add what `begin_epoch` drew."""
+        """All that a run needs to go on, as tensors and plain types. Subclasses add what `begin_epoch` drew.
+
+        All processes must ask for it at once; the first one's is that of the run.
+        """
         if self.stream is not None:
             self.stream.synchronize()
+        loss = self.loss.clone()
+        processes.average_([loss])
         return {
             "step": self.step,
             "network": self.network.state_dict(),
             "optimizer": {k: v for k, v in self.optimizer.state_dict().items() if k == "state"},
             "shuffler": self.shuffler.get_state(),
-            "numbers": self.numbers.state(),
+            "numbers": processes.gather(self.numbers.state()),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "loss": self.loss.cpu(),
+            "loss": loss.cpu(),
             "losses": list(self.losses),
             "curves": {name: list(values) for name, values in self.curves.items()},
         }
@@ -187,7 +199,8 @@ class Run(abc.ABC):
         self.loss.copy_(state["loss"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
-        self.numbers.restore(state["numbers"])
+        if processes.rank() < len(state["numbers"]):  # there may be more processes now
+            self.numbers.restore(state["numbers"][processes.rank()])
         if self.stream is not None:
             torch.cuda.synchronize(self.device)
 
@@ -206,9 +219,17 @@ class Run(abc.ABC):
     def _build_schedule(self) -> Schedule | None:
         config = self.config
         noises = [module for module in self.network.modules() if isinstance(module, Noise)]
-        if config.ramp and config.p and not noises:
-            raise ValueError(f"ramp = {config.ramp}: the strength of {config.noise!r} cannot be changed while it runs")
-        return Schedule.ramp(noises, steps=config.ramp) if config.ramp and noises else None
+        for name in ("ramp", "fade_out"):
+            steps = getattr(config, name)
+            if steps and config.p and not noises:
+                raise ValueError(f"{name} = {steps}: the strength of {config.noise!r} cannot be changed while it runs")
+        schedule = None
+        if config.ramp and noises:
+            schedule = Schedule.ramp(noises, steps=config.ramp)
+        if config.fade_out and noises:
+            start = config.steps - config.fade_out
+            schedule = Schedule.fade_out(schedule or noises, steps=config.fade_out, start=start)
+        return schedule
 
     def _set_rate(self, rate: float) -> None:
         if rate != self._rate:
@@ -220,11 +241,14 @@ class Run(abc.ABC):
         with self.autocast():
             loss = self.batch_loss()
         loss.backward()
+        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        processes.average_([*gradients, *self._statistics])
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss += loss.detach()
 
     def _end_epoch(self, steps: int) -> None:
+        processes.average_([self.loss])
         loss = self.loss.item() / steps
         self.loss.zero_()
         if not math.isfinite(loss):
@@ -283,6 +307,6 @@ class _Action:
     def capture(self, stream: torch.cuda.Stream | None) -> None:
         """Replay it from now on."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode=processes.capture_mode()):
             self._do()
         self._do, self.replays = graph.replay, True

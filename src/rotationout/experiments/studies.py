@@ -30,19 +30,22 @@ NORM_BEHIND: dict[str, dict[str, str]] = {
 
 
 class TrainingImages:
-    """Batches as training has them, cropped and mirrored, as often as one likes."""
+    """Batches as training has them, cropped and mirrored; the same ones whenever one goes through them."""
 
     def __init__(self, run: Classification, batches: int) -> None:
         self.run, self.batches = run, min(batches, len(run.train) // run.config.batch)
+        generator = torch.Generator().manual_seed(run.config.seed)
+        chosen = torch.randperm(len(run.train), generator=generator)[: self.batches * run.config.batch]
+        self.chosen = chosen.to(run.device)
+        self.cuts = cifar.draw_cuts(len(chosen), generator).to(run.device)
 
     def __len__(self) -> int:
         return self.batches
 
     def __iter__(self) -> Iterator[Tensor]:
-        run = self.run
-        order = torch.randperm(len(run.train))[: self.batches * run.config.batch].to(run.device)
-        for chosen in order.split(run.config.batch):
-            yield run.prepare(cifar.augment(run.train.pixels[chosen]))
+        run, batch = self.run, self.run.config.batch
+        for chosen, cuts in zip(self.chosen.split(batch), self.cuts.split(batch), strict=True):
+            yield run.prepare(cifar.augment(run.train.pixels[chosen], cuts))
 
 
 def _variance_shift(run: Classification) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Several training runs side by side on one device, with checkpoints, records and a line of progress."""
+"""Training runs, side by side on one device or each shared by several processes, until all have a record."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from . import results
+from . import processes, progress, results
 from .config import Config
+from .job import Job
 from .run import Run
 
 __all__ = ["sweep"]
 
 CHECKPOINT_SECONDS = 45.0
 """A kill loses less than a minute."""
+ROUNDS_TO_AGREE = 10
+"""Processes that share runs ask each other whether to stop or to save after so many steps, not after every one."""
 
 
 def sweep(
@@ -45,146 +48,115 @@ def sweep(
         checkpoints: where runs are kept until they end.
         together: how many runs share the device.
         limit_seconds: stop, with checkpoints, after so long.
-        out: where progress is printed, stderr if not given.
+        out: where progress is shown, stderr if not given.
     """
-    out = sys.stderr if out is None else out
     if together < 1:
         raise ValueError(f"together must be at least 1, got {together!r}")
-    begun = time.monotonic()
-    waiting = results.missing(folder, configs)
-    if len(waiting) < len(configs):
-        print(f"{len(configs) - len(waiting)} of {len(configs)} runs have a record already", file=out)
-    active: list[_Task] = []
+    if together > 1 and processes.size() > 1:
+        raise ValueError(f"together must be 1 where {processes.size()} processes share every run, got {together!r}")
+    waiting = processes.from_first(results.missing(folder, configs) if processes.rank() == 0 else [])
+    active: list[Job] = []
     failed: list[str] = []
-    saved = shown = begun
-    # cuDNN's own choice of algorithms is slower by a quarter at these sizes (H200, ResNet110, 8 runs: 6.0 and 4.8 ms).
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True), _interrupts_wait() as check:
+    with (
+        # cuDNN's own choice of algorithms is slower by a quarter (H200, ResNet110, 8 runs: 6.0 and 4.8 ms).
+        torch.backends.cudnn.flags(enabled=True, benchmark=True),
+        _interrupts_wait() as interrupts,
+        progress.shown(sys.stderr if out is None else out, silent=processes.rank() > 0) as display,
+    ):
+        if len(waiting) < len(configs):
+            display.message(f"{len(configs) - len(waiting)} of {len(configs)} runs have a record already")
+        clock = _Clock(limit_seconds, interrupts)
         try:
-            while waiting or active:
+            while (waiting or active) and not clock.stops:
                 while waiting and len(active) < together:
-                    active.append(_Task(waiting.pop(0), make, checkpoints, together))
-                for task in active[:]:
-                    if task.advance(failed, out):
-                        continue
-                    active.remove(task)
-                    if task.run.finished:
-                        task.finish(folder)
-                        print(f"\r{task.name}: {task.run.summary}{' ' * 40}", file=out)
-                now = time.monotonic()
-                if now - saved > CHECKPOINT_SECONDS:
-                    saved = now
-                    for task in active:
-                        task.save(out)
-                if now - shown > 1.0:
-                    shown = now
-                    print(f"\r{_progress(active, len(waiting), now - begun)}", end="", file=out, flush=True)
-                if now - begun > limit_seconds:
-                    break
-                check()
+                    active.append(Job(waiting.pop(0), make, checkpoints, together))
+                for job in active[:]:
+                    if not _goes_on(job, folder, failed, display):
+                        active.remove(job)
+                display.update(active, len(waiting))
+                clock.tick()
+                if clock.saves and not clock.stops:
+                    _save(active, display)
         finally:
-            for task in active:
-                task.save(out)
-            if active:
-                print(f"\n{len(active)} unfinished runs are kept in {checkpoints}", file=out)
+            if clock.stops or processes.size() == 1:  # it takes all processes to save, and they may be anywhere
+                _save(active, display)
+                if active:
+                    display.message(f"{len(active)} unfinished runs are kept in {checkpoints}")
+    if clock.interrupted:
+        raise KeyboardInterrupt
     if failed:
         raise FloatingPointError("; ".join(failed))
-    return [task.config for task in active] + waiting
+    return [job.config for job in active] + waiting
+
+
+def _goes_on(job: Job, folder: Path, failed: list[str], display: progress.Display) -> bool:
+    """One step; false if the run ended. Then its record is written, or it is told in ``failed`` why there is none."""
+    try:
+        if not job.run.finished:  # it may have been when it stopped, if its record could not be written
+            job.run.advance()
+    except FloatingPointError as error:
+        display.message(str(error))
+        failed.append(str(error))
+        return False
+    if job.run.finished:
+        job.finish(folder)
+        display.message(f"{job.config.recipe}, {job.label}: {job.run.summary}")
+    return not job.run.finished
+
+
+def _save(jobs: Sequence[Job], display: progress.Display) -> None:
+    for trouble in [job.save() for job in jobs]:
+        if trouble:
+            display.message(trouble)
+
+
+class _Clock:
+    """When to save and when to stop. Processes that share runs decide together, every few ticks."""
+
+    def __init__(self, limit_seconds: float, interrupts: Sequence[int]) -> None:
+        self.limit_seconds, self.interrupts = limit_seconds, interrupts
+        self.begun = self.saved = time.monotonic()
+        self.ticks, self.late, self.interrupted, self.saves = 0, False, False, False
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is time to stop."""
+        return self.late or self.interrupted
+
+    def tick(self) -> None:
+        """Between steps: look at the time, and for interrupts."""
+        self.ticks += 1
+        self.saves = False
+        if processes.size() > 1 and self.ticks % ROUNDS_TO_AGREE:
+            return
+        now = time.monotonic()
+        self.late, self.interrupted, self.saves = processes.any_of(
+            now - self.begun > self.limit_seconds, bool(self.interrupts), now - self.saved > CHECKPOINT_SECONDS
+        )
+        if self.saves:
+            self.saved = now
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Hold back Ctrl-C and a polite kill until the function that this gives is called: between steps, not inside one.
+def _interrupts_wait() -> Iterator[list[int]]:
+    """Hold back Ctrl-C and a polite kill, and list them: runs are stopped between steps, not inside one.
 
-    A second one is not held back.
+    A second one is not held back, unless several processes share the runs: torchrun sends what the terminal has sent
+    already, and kills those that do not stop.
     """
     pending: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-        yield lambda: None
+        yield pending
         return
 
     def hold(number: int, frame: Any) -> None:
-        if pending:
+        if pending and processes.size() == 1:
             raise KeyboardInterrupt
         pending.append(number)
 
-    def check() -> None:
-        if pending:
-            raise KeyboardInterrupt
-
     before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield check
+        yield pending
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Task:
-    """A run, its clock, and what its record will say of it."""
-
-    def __init__(self, config: Config, make: Callable[[Config], Run], checkpoints: Path, together: int) -> None:
-        self.config, self.together = config, together
-        self.name = f"{config.recipe}, {config.row}, seed {config.seed}"
-        self.checkpoint = results.record_path(checkpoints, config).with_suffix(".pt")
-        self.run = make(config)
-        self.history: dict[str, Any] = {"seconds": 0.0, "machines": []}
-        if self.checkpoint.exists():
-            state, self.history = results.load_checkpoint(self.checkpoint, config)
-            self.run.restore(state)
-        here = results.machine(self.run.device)
-        if here not in self.history["machines"]:
-            self.history["machines"].append(here)
-        self.before, self.begun, self.first = self.history["seconds"], time.monotonic(), self.run.step
-
-    def advance(self, failed: list[str], out: TextIO) -> bool:
-        """One step; false if the run ended, and in ``failed`` why, if it had to."""
-        if self.run.finished:  # it was, when it stopped, but its record could not be written
-            return False
-        try:
-            self.run.advance()
-        except FloatingPointError as error:
-            print(f"\n{error}", file=out)
-            failed.append(str(error))
-            return False
-        return not self.run.finished
-
-    def save(self, out: TextIO) -> None:
-        """Write a checkpoint; if the disk is full the last one stays, and the run goes on."""
-        self.history["seconds"] = self.before + time.monotonic() - self.begun
-        try:
-            results.save_checkpoint(self.checkpoint, self.config, self.run.state(), self.history)
-        except (OSError, RuntimeError) as error:
-            print(f"\n{self.name}: no checkpoint at step {self.run.step}: {error}", file=out)
-
-    def finish(self, folder: Path) -> None:
-        """Write the record; the checkpoint is no longer needed. If it cannot be written the run is kept."""
-        cuda = self.run.device.type == "cuda"
-        measured: dict[str, Any] = {
-            **self.run.result,
-            "epochs": len(self.run.losses),
-            **{name: [round(value, 5) for value in values] for name, values in self.run.curves.items()},
-            "train_loss": [round(value, 5) for value in self.run.losses],
-            **self.run.facts,
-            "seconds": round(self.before + time.monotonic() - self.begun, 1),
-            "together": self.together,  # runs that shared the device, its time and its memory
-            "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
-            **self.history["machines"][-1],
-            "machines": self.history["machines"],
-        }
-        try:
-            results.write_record(results.record_path(folder, self.config), self.config, measured)
-        except OSError:
-            results.save_checkpoint(self.checkpoint, self.config, self.run.state(), self.history)
-            raise
-        self.checkpoint.unlink(missing_ok=True)
-
-
-def _progress(active: Iterable[_Task], waiting: int, seconds: float) -> str:
-    parts = []
-    for task in active:
-        run = task.run
-        done = run.step - task.first
-        left = (run.config.steps - run.step) * (time.monotonic() - task.begun) / max(done, 1)
-        done_of = f"{run.step}/{run.config.steps}"
-        parts.append(f"{run.config.row} {run.config.seed}: {done_of} {run.status} {left / 60:.1f} min")
-    return f"[{seconds:.0f} s] {' | '.join(parts)}{f' | {waiting} waiting' if waiting else ''}"

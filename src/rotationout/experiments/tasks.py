@@ -12,6 +12,7 @@ import torch
 from .classification import Classification, ClassificationConfig, load_images
 from .config import Config
 from .run import Run
+from .speech.recognition import Recognition, SpeechConfig, load_speech
 
 __all__ = ["TASKS", "Task", "maker"]
 
@@ -43,6 +44,12 @@ def _table1(records: Sequence[dict[str, Any]]) -> str:
     return table1(records).markdown()
 
 
+def _table4(records: Sequence[dict[str, Any]]) -> str:
+    from ..report.table4 import table4
+
+    return table4(records)
+
+
 TASKS: dict[type[Config], Task] = {
     ClassificationConfig: Task(
         title="image classification",
@@ -51,6 +58,14 @@ TASKS: dict[type[Config], Task] = {
         run=Classification,
         table=_table1,
         data_fields=("held_out",),
+    ),
+    SpeechConfig: Task(
+        title="speech recognition",
+        data="a corpus with a manifest.tsv, Kaldi's data directories, or what `rotationout features` wrote",
+        load=load_speech,
+        run=Recognition,
+        table=_table4,
+        data_fields=("train_split", "test_split", "held_out", "alphabet"),
     ),
 }
 """By the class of their configs."""

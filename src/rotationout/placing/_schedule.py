@@ -15,6 +15,8 @@ from ._slot import check_attached
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    _Noises = nn.Module | Report | Iterable[nn.Module]
+
 __all__ = ["Schedule"]
 
 
@@ -30,7 +32,7 @@ class Schedule:
     Args:
         noises: a model, of which all layers of `rotationout` are scheduled; what `rotationout.insert` returned; or the
             modules themselves, anything with a ``p``. (Torch's own Dropout can be scheduled so too, but a compiled
-            model recompiles at every change.)
+            model recompiles at every change.) Or another schedule: the two factors are multiplied.
         factor: a function of the step, 0 at first.
 
     >>> import rotationout as ro
@@ -40,24 +42,39 @@ class Schedule:
     ...     print(layer.p, end=" ")
     ...     schedule.step()
     0.125 0.25 0.375 0.5 0.5
+
+    >>> layer = ro.RotationOut(0.5)
+    >>> schedule = ro.Schedule.fade_out(ro.Schedule.ramp(layer, steps=2), start=3, steps=2)
+    >>> for _ in range(6):
+    ...     print(layer.p, end=" ")
+    ...     schedule.step()
+    0.25 0.5 0.5 0.5 0.25 0.0
     """
 
-    def __init__(self, noises: nn.Module | Report | Iterable[nn.Module], factor: Callable[[int], float]) -> None:
+    noises: list[Any]
+    base: list[float]
+    factor: Callable[[int], float]
+
+    def __init__(self, noises: _Noises | Schedule, factor: Callable[[int], float]) -> None:
         if not callable(factor):
             raise TypeError(f"factor must be a function of the step, got {type(factor).__name__} {factor!r}")
-        self.noises = _check_noises(noises)
-        self.factor = factor
-        self.base = [float(noise.p) for noise in self.noises]
+        if isinstance(noises, Schedule):
+            first = noises.factor
+            self.noises, self.base = noises.noises, list(noises.base)
+            self.factor = lambda step: first(step) * factor(step)
+        else:
+            self.noises, self.factor = _check_noises(noises), factor
+            self.base = [float(noise.p) for noise in self.noises]
         self.last_step = 0
         self._set(0, self.base)
 
     @classmethod
-    def constant(cls, noises: nn.Module | Report | Iterable[nn.Module]) -> Self:
+    def constant(cls, noises: _Noises | Schedule) -> Self:
         """Always as strong as at first."""
         return cls(noises, lambda step: 1.0)
 
     @classmethod
-    def ramp(cls, noises: nn.Module | Report | Iterable[nn.Module], *, steps: int) -> Self:
+    def ramp(cls, noises: _Noises | Schedule, *, steps: int) -> Self:
         """Grows linearly over the first ``steps`` steps, as in the authors' code, which had 1,000 to 2,000 of them.
 
         It starts at 1 / steps and not at zero, so that a compiled model has one graph.
@@ -66,19 +83,19 @@ class Schedule:
         return cls(noises, lambda step: min((step + 1) / steps, 1.0))
 
     @classmethod
-    def early(cls, noises: nn.Module | Report | Iterable[nn.Module], *, until: int) -> Self:
+    def early(cls, noises: _Noises | Schedule, *, until: int) -> Self:
         """On at first, off from step ``until`` on ("early dropout", Liu et al. 2023)."""
         _check_steps("until", until, 0)
         return cls(noises, lambda step: 1.0 if step < until else 0.0)
 
     @classmethod
-    def late(cls, noises: nn.Module | Report | Iterable[nn.Module], *, start: int) -> Self:
+    def late(cls, noises: _Noises | Schedule, *, start: int) -> Self:
         """Off at first, on from step ``start`` on ("late dropout", Liu et al. 2023)."""
         _check_steps("start", start, 0)
         return cls(noises, lambda step: 1.0 if step >= start else 0.0)
 
     @classmethod
-    def fade_out(cls, noises: nn.Module | Report | Iterable[nn.Module], *, steps: int, start: int = 0) -> Self:
+    def fade_out(cls, noises: _Noises | Schedule, *, steps: int, start: int = 0) -> Self:
         """Falls linearly to zero over ``steps`` steps from step ``start`` on."""
         _check_steps("steps", steps, 1)
         _check_steps("start", start, 0)
@@ -120,7 +137,7 @@ class Schedule:
             raise
 
 
-def _check_noises(noises: nn.Module | Report | Iterable[nn.Module]) -> list[Any]:
+def _check_noises(noises: _Noises) -> list[Any]:
     if isinstance(noises, Report):
         noises = noises.noises
     if isinstance(noises, nn.Module):

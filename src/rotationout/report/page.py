@@ -18,6 +18,11 @@ class Table:
     header: list[str]
     rows: list[list[str]]
 
+    def filled(self) -> Table:
+        """Without the columns that are dashes all the way down."""
+        kept = [k for k in range(len(self.header)) if any(row[k] != "–" for row in self.rows)]
+        return Table([self.header[k] for k in kept], [[row[k] for k in kept] for row in self.rows])
+
     def markdown(self) -> str:
         """The same for a terminal or a Markdown page.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..experiments.records import mean_sd
 from ..recipes.cifar100 import KEEP, SIGMA
+from .cells import by_row, differs, significance, spread
 from .page import Table
 
-__all__ = ["PAPER", "differs", "p_value", "table1"]
+__all__ = ["PAPER", "table1"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -38,21 +37,16 @@ PAPER: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """Mean over the last ten epochs and best epoch, as printed, over 5 runs each."""
-RUNS_OF_THE_PAPER = 5
 
 
 def table1(records: Sequence[dict[str, Any]]) -> Table:
-    """The records of one recipe, a row each for its rows.
+    """The records of one recipe, a row each for its rows; columns that would be empty are left out.
 
     A star marks a mean that differs from the paper's by more than two standard errors of the difference. The p-values
     are of Welch's two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against
     element-wise Dropout of the same strength.
     """
-    if not records:
-        raise ValueError("there are no records of this recipe yet; rotationout sweep makes them")
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        rows.setdefault(record["row"], []).append(record)
+    rows = by_row(records)
     network = records[0]["config"]["network"]
     header = [
         "row",
@@ -70,40 +64,12 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         cells = []
         for key, theirs in zip(("last10_top1", "best_top1"), printed, strict=True):
             values = [run[key] for run in runs]
-            cells += [_spread(values) + (" *" if differs(values, theirs) else ""), theirs]
+            cells += [spread(values) + (" *" if differs(values, theirs) else ""), theirs]
         against = [rows.get("none", []) if row != "none" else [], rows.get(_dropout(row), [])]
         average = [run["last10_top1"] for run in runs]
-        tests = [_significance(average, [run["last10_top1"] for run in others]) for others in against]
+        tests = [significance(average, [run["last10_top1"] for run in others]) for others in against]
         lines.append([row, str(len(runs)), *cells, *tests])
-    return Table(header, lines)
-
-
-def differs(values: Sequence[float], printed: str) -> bool:
-    """Whether a mean is more than two standard errors of the difference away from the paper's mean ± sd over 5 runs."""
-    if len(values) < 2 or "±" not in printed:
-        return False
-    mean, sd = mean_sd(values)
-    theirs, spread = (float(part) for part in printed.split("±"))
-    return abs(mean - theirs) > 2 * math.hypot(sd / len(values) ** 0.5, spread / RUNS_OF_THE_PAPER**0.5)
-
-
-def p_value(one: Sequence[float], other: Sequence[float]) -> float:
-    """Welch's two-sided t-test; NaN where there are fewer than two values."""
-    from scipy.stats import ttest_ind
-
-    if min(len(one), len(other)) < 2:
-        return math.nan
-    return float(ttest_ind(one, other, equal_var=False).pvalue)
-
-
-def _significance(one: Sequence[float], other: Sequence[float]) -> str:
-    p = p_value(one, other)
-    return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean, sd = mean_sd(values)
-    return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
+    return Table(header, lines).filled()
 
 
 def _place(row: str) -> str:

@@ -36,17 +36,22 @@ OPEN: dict[str, str] = {
 """The paper's tables and the recipe whose records would fill each."""
 
 
-def sections(results: Path, benchmarks: Path | None = None, *, figures: bool = True) -> list[Section]:
+def sections(
+    results: Path, benchmarks: Path | None = None, *, demo: Study | None = None, figures: bool = True
+) -> list[Section]:
     """What the page shows: of each part what has a record, and at the end what has none.
 
     Args:
         results: where the records of experiments are.
         benchmarks: where those of benchmarks are.
+        demo: the study of digits that comes first, instead of the one in ``results``.
         figures: with the figures of the theory, which take half a minute to compute.
     """
     found: list[Section] = []
-    if (results / "digits.json").is_file():
-        found += digits.sections(Study.load(results / "digits.json"))
+    if demo is None and (results / "digits.json").is_file():
+        demo = Study.load(results / "digits.json")
+    if demo is not None:
+        found += digits.sections(demo)
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:
@@ -60,12 +65,19 @@ def sections(results: Path, benchmarks: Path | None = None, *, figures: bool = T
     return [*found, _not_reproduced(results)]
 
 
-def write(results: Path, out: Path, benchmarks: Path | None = None, *, figures: bool = True) -> Path:
-    """Write the page to ``out``/index.html, and return that path."""
+def write(
+    out: Path,
+    results: Path,
+    benchmarks: Path | None = None,
+    *,
+    demo: Study | None = None,
+    figures: bool = True,
+) -> Path:
+    """Write the page of `sections` to ``out``/index.html, and return that path."""
     out.mkdir(parents=True, exist_ok=True)
     lead = "Turn the features instead of dropping them: what was measured, beside what the paper says."
     footer = "Every number on this page is computed from records of runs; each record names its code and its machine."
-    page = render("RotationOut", lead, sections(results, benchmarks, figures=figures), footer)
+    page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
     return path

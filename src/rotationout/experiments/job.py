@@ -1,0 +1,94 @@
+"""A run at work: its checkpoint, its clock, and what its record will say of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import processes, results
+from .config import Config
+from .run import Run
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A run, from its start or its checkpoint to its record. Of the processes that share it the first reads and writes.
+
+    Args:
+        config: what to run.
+        make: makes the run.
+        checkpoints: the folder where it is kept until it ends.
+        together: how many runs share the device.
+    """
+
+    def __init__(self, config: Config, make: Callable[[Config], Run], checkpoints: Path, together: int) -> None:
+        self.config, self.together = config, together
+        self.label = f"{config.row}, seed {config.seed}"
+        self.checkpoint = results.record_path(checkpoints, config).with_suffix(".pt")
+        self.run = make(config)
+        self.history: dict[str, Any] = {"seconds": 0.0, "machines": []}
+        kept = None
+        if processes.rank() == 0 and self.checkpoint.exists():
+            kept = results.load_checkpoint(self.checkpoint, config)
+        kept = processes.from_first(kept)
+        if kept is not None:
+            state, self.history = kept
+            self.run.restore(state)
+        here = {**results.machine(self.run.device), "processes": processes.size()}
+        if here not in self.history["machines"]:
+            self.history["machines"].append(here)
+        self.before, self.begun, self.first = self.history["seconds"], time.monotonic(), self.run.step
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been at work, in all."""
+        return float(self.before + time.monotonic() - self.begun)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will be, if it goes on as it did since it began or was resumed; None before the first step."""
+        done = self.run.step - self.first
+        return (self.config.steps - self.run.step) * (time.monotonic() - self.begun) / done if done else None
+
+    def save(self) -> str:
+        """Write a checkpoint; if that cannot be, the last one stays, the run goes on, and what is returned says why."""
+        self.history["seconds"] = self.seconds
+        state = self.run.state()
+        if processes.rank():
+            return ""
+        try:
+            results.save_checkpoint(self.checkpoint, self.config, state, self.history)
+        except (OSError, RuntimeError) as error:
+            return f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: {error}"
+        return ""
+
+    def finish(self, folder: Path) -> None:
+        """Write the record; the checkpoint is no longer needed. If it cannot be written the run is kept."""
+        self.history["seconds"] = self.seconds
+        state = self.run.state()  # before all else: it takes all processes, and the first may fail below
+        if processes.rank():
+            return
+        cuda = self.run.device.type == "cuda"
+        measured: dict[str, Any] = {
+            **self.run.result,
+            "epochs": len(self.run.losses),
+            **{name: [round(value, 5) for value in values] for name, values in self.run.curves.items()},
+            "train_loss": [round(value, 5) for value in self.run.losses],
+            **self.run.facts,
+            "seconds": round(self.seconds, 1),
+            "together": self.together,  # runs that shared the device, its time and its memory
+            "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
+            **self.history["machines"][-1],
+            "machines": self.history["machines"],
+        }
+        try:
+            results.write_record(results.record_path(folder, self.config), self.config, measured)
+        except OSError:
+            results.save_checkpoint(self.checkpoint, self.config, state, self.history)
+            raise
+        self.checkpoint.unlink(missing_ok=True)

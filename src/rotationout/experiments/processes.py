@@ -1,0 +1,189 @@
+"""Data-parallel training under torchrun: several processes, each on its own device, share every batch of one run.
+
+What is the same however many there are: initial weights, the order of the examples, their augmentation, and, as the
+gradients are averaged, the weights after every update. Noise is every process's own: its random numbers start at
+seed + `numbers.SEED_STRIDE` · rank. Statistics of a batch (BatchNorm's, and the means that noises turn about) are those
+of the whole batch if the config says ``sync_batchnorm``, as it does by default, else those of a process's share of it;
+running ones are averaged with the gradients, so that all processes have one network.
+
+Gradients go through one plain all-reduce, which a CUDA graph can hold; torch's DistributedDataParallel, whose buckets
+overlap the backward pass, wants the host's attention at every step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..functional.inputs import feature_mean
+from ..nn.base import CentredNoise
+
+__all__ = [
+    "any_of",
+    "average_",
+    "capture_mode",
+    "from_first",
+    "gather",
+    "joined",
+    "rank",
+    "share",
+    "size",
+    "sum_",
+    "synchronized",
+]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def joined(name: str | None = None) -> Iterator[torch.device]:
+    """The device to work on; and while it is in use, if torchrun has started this process, the others can be reached.
+
+    Args:
+        name: of the device. If not given, a GPU if there is one (to each process on a machine its own), else the CPU.
+    """
+    launched = dist.is_available() and dist.is_torchelastic_launched()
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if launched and device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    if not launched or dist.is_initialized():
+        yield device
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def size() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if _together() else 1
+
+
+def rank() -> int:
+    """Which of them this is. The first, 0, writes what is written."""
+    return dist.get_rank() if _together() else 0
+
+
+def capture_mode() -> str:
+    """How strictly a CUDA graph is captured: NCCL's thread, which looks after exchanges, must not end it."""
+    return "thread_local" if size() > 1 else "global"
+
+
+def share(batch: int) -> slice:
+    """The part of a batch that is this process's.
+
+    >>> share(128)
+    slice(0, 128, None)
+    """
+    if batch % size():
+        raise ValueError(f"batch = {batch} cannot be shared equally by {size()} processes")
+    part = batch // size()
+    return slice(rank() * part, (rank() + 1) * part)
+
+
+def average_(tensors: Sequence[Tensor]) -> None:
+    """Put the mean over all processes in the place of each tensor, in one exchange."""
+    if not _together() or not tensors:
+        return
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= size()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.detach().copy_(part.view(tensor.shape))
+
+
+def sum_(tensor: Tensor) -> None:
+    """Put the sum over all processes in the place of a tensor."""
+    if _together():
+        dist.all_reduce(tensor)
+
+
+def any_of(*flags: bool) -> list[bool]:
+    """Whether each of these is so in any process."""
+    if not _together():
+        return list(flags)
+    raised = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(raised, dist.ReduceOp.MAX)
+    return [bool(flag) for flag in raised]
+
+
+def from_first(value: T) -> T:
+    """What the first process has, in all of them."""
+    if not _together():
+        return value
+    box: list[Any] = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]  # type: ignore[no-any-return]
+
+
+def gather(value: T) -> list[T]:
+    """What every process has, in their order."""
+    if not _together():
+        return [value]
+    box: list[Any] = [None] * size()
+    dist.all_gather_object(box, value)
+    return box
+
+
+def synchronized(network: nn.Module, device: torch.device) -> nn.Module:
+    """The network with statistics of batches taken over all processes: BatchNorm's, and the means of centred noises.
+
+    Torch's SyncBatchNorm knows GPUs only; on a CPU the same is done in plain operations.
+    """
+    if size() == 1:
+        return network
+    for module in network.modules():
+        if isinstance(module, CentredNoise) and module.center is not None:
+            module.sync = True
+    if device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-any-return]
+    for parent in list(network.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _GlobalBatchNorm.like(child))
+    return network
+
+
+class _GlobalBatchNorm(_BatchNorm):
+    """BatchNorm over the batches of all processes, on any device."""
+
+    @classmethod
+    def like(cls, other: _BatchNorm) -> _GlobalBatchNorm:
+        """One with the parameters and buffers of another."""
+        new = cls(other.num_features, other.eps, other.momentum, other.affine, other.track_running_stats)
+        new._parameters, new._buffers, new.training = other._parameters, other._buffers, other.training
+        return new
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any shape with channels on the second axis will do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        along = (1, -1) + (1,) * (input.ndim - 2)
+        mean, count = feature_mean(input, None, 1, sync=True)
+        centred = input - mean.view(along)
+        variance, _ = feature_mean(centred.square(), None, 1, sync=True)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            weight = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.detach(), weight)
+            self.running_var.lerp_(variance.detach() * count / (count - 1), weight)
+        normal = centred * (variance + self.eps).rsqrt().view(along)
+        return normal * self.weight.view(along) + self.bias.view(along) if self.affine else normal

@@ -1,0 +1,121 @@
+"""How far runs are: bars on a terminal, elsewhere a line now and then that does not fill a log."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from .job import Job
+
+__all__ = ["Bars", "Display", "Lines", "shown"]
+
+
+@contextmanager
+def shown(out: TextIO, *, silent: bool = False) -> Iterator[Display]:
+    """The display that fits: bars if ``out`` is a terminal and rich is there, else lines."""
+    if silent:
+        yield Display()
+    elif out.isatty() and importlib.util.find_spec("rich"):
+        with Bars(out) as bars:
+            yield bars
+    else:
+        yield Lines(out)
+
+
+class Display:
+    """Shows nothing, as all processes but the first."""
+
+    seconds = float("inf")
+    """How often it changes."""
+
+    def __init__(self) -> None:
+        self.begun = self._changed = time.monotonic()
+
+    def message(self, text: str) -> None:
+        """Say something that stays."""
+
+    def update(self, jobs: Sequence[Job], waiting: int) -> None:
+        """Show where runs are, if it is time to."""
+        now = time.monotonic()
+        if now - self._changed >= self.seconds:
+            self._changed = now
+            self.show(jobs, waiting)
+
+    def show(self, jobs: Sequence[Job], waiting: int) -> None:
+        """Show where runs are."""
+
+
+class Lines(Display):
+    """A line for all runs, every half minute."""
+
+    seconds = 30.0
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self.out = out
+
+    def message(self, text: str) -> None:
+        """A line of its own."""
+        print(text, file=self.out, flush=True)
+
+    def show(self, jobs: Sequence[Job], waiting: int) -> None:
+        """Seconds since the start, then every run."""
+        parts = [f"{job.label}: {job.run.step}/{job.config.steps} {_state(job)}".rstrip() for job in jobs]
+        if waiting:
+            parts.append(f"{waiting} waiting")
+        self.message(f"[{time.monotonic() - self.begun:.0f} s] {' | '.join(parts)}")
+
+
+class Bars(Display):
+    """A bar for every run, with its loss, its score and the time it has left."""
+
+    seconds = 0.5
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        super().__init__()
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}", markup=False),
+            console=Console(file=out, highlight=False),
+            auto_refresh=False,
+        )
+        self._bars: dict[Job, Any] = {}
+        self._waiting = self._progress.add_task("waiting", state="", visible=False)
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def message(self, text: str) -> None:
+        """A line above the bars."""
+        self._progress.console.print(text, markup=False)
+
+    def show(self, jobs: Sequence[Job], waiting: int) -> None:
+        """Bars of the runs at work; those that ended have said what came out."""
+        for job in [job for job in self._bars if job not in jobs]:
+            self._progress.remove_task(self._bars.pop(job))
+        for job in jobs:
+            if job not in self._bars:
+                self._bars[job] = self._progress.add_task(job.label, total=job.config.steps, state="")
+            self._progress.update(self._bars[job], completed=job.run.step, state=_state(job))
+        self._progress.update(self._waiting, visible=waiting > 0, total=None, state=f"{waiting} more")
+        self._progress.refresh()
+
+
+def _state(job: Job) -> str:
+    """The loss and the score of the last epoch, and the time left."""
+    parts = [f"loss {job.run.losses[-1]:.3f}"] if job.run.losses else []
+    left = job.seconds_left
+    return ", ".join(part for part in (*parts, job.run.status, left and f"{left / 60:.1f} min left") if part)

@@ -1,0 +1,105 @@
+"""From sound to numbers: the samples of an utterance, and their log filter-bank features.
+
+Reading audio needs the extra ``speech``. An utterance that cannot be used is an `UtteranceError`, whose message names
+its file; `rotationout.experiments.speech.features` counts them and goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .corpus import Utterance
+
+__all__ = ["FEATURES", "UtteranceError", "log_filter_banks", "read_audio"]
+
+SAMPLE_RATE = 16_000
+WINDOW, HOP = 400, 160
+"""A frame of 25 ms every 10 ms, in samples."""
+FEATURES = 40
+"""Filter banks, as many as the paper's network has inputs."""
+
+
+class UtteranceError(ValueError):
+    """An utterance that cannot be used: ``reason`` is the kind of thing wrong with it, for counting.
+
+    >>> UtteranceError("sample rate", "a.wav is at 8000 Hz").reason
+    'sample rate'
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def read_audio(utterance: Utterance) -> Tensor:
+    """The samples of an utterance, fp32 in [−1, 1)."""
+    try:
+        import soundfile
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("reading audio needs soundfile: pip install 'rotationout[speech]'") from error
+    path = utterance.path
+    if not path.is_file():
+        raise UtteranceError("missing file", f"the audio of utterance {utterance.name!r} is not at {path}")
+    _check_complete(path)
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate, channels, length = file.samplerate, file.channels, file.frames
+            start = round(utterance.start * rate)
+            stop = length if utterance.end is None else round(utterance.end * rate)
+            if rate != SAMPLE_RATE:
+                raise UtteranceError("sample rate", f"{path} must be at {SAMPLE_RATE} Hz, got {rate} Hz; resample it")
+            if channels != 1:
+                raise UtteranceError("channels", f"{path} must have one channel, got {channels}")
+            if stop > length or start >= stop:
+                raise UtteranceError(
+                    "truncated audio",
+                    f"{path} has {length / rate:.2f} s, but utterance {utterance.name!r} is from "
+                    f"{utterance.start:.2f} to {stop / rate:.2f} s",
+                )
+            file.seek(start)
+            samples = torch.from_numpy(file.read(stop - start, dtype="float32"))
+    except soundfile.SoundFileError as error:
+        raise UtteranceError("damaged audio", f"{path} cannot be read, it may be damaged: {error}") from error
+    if samples.numel() != stop - start or not bool(samples.isfinite().all()):
+        raise UtteranceError("damaged audio", f"{path} has samples missing, or some that are not numbers")
+    return samples
+
+
+def _check_complete(path: Path) -> None:
+    """A WAV file that was cut off reads as a shorter one; its head says how long it should be."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    size = int.from_bytes(head[4:], "little")
+    streamed = size in (0, 0xFFFFFFFF) or size >= 0x7FFFF000  # by programs that did not know the length beforehand
+    if head[:4] == b"RIFF" and not streamed and path.stat().st_size < size + 8:
+        raise UtteranceError("truncated audio", f"{path} ends {size + 8 - path.stat().st_size} bytes before its end")
+
+
+def log_filter_banks(samples: Tensor, features: int = FEATURES) -> Tensor:
+    """The logarithm of the energy in bands that are equally wide on the mel scale, (frames, features)."""
+    if samples.ndim != 1 or samples.numel() < WINDOW:
+        raise ValueError(f"samples must be a vector of at least {WINDOW}, one frame, got shape {tuple(samples.shape)}")
+    frames = samples.unfold(0, WINDOW, HOP) * torch.hann_window(WINDOW, dtype=samples.dtype, device=samples.device)
+    power = torch.fft.rfft(frames).abs().square()
+    energy: Tensor = power @ _mel_bands(features).to(power)
+    return energy.clamp(min=1e-10).log()  # digital silence has no energy, and its logarithm no bound
+
+
+@functools.lru_cache(maxsize=4)
+def _mel_bands(features: int) -> Tensor:
+    """The weight of every frequency of a frame's spectrum in each band, (WINDOW // 2 + 1, features).
+
+    Bands are triangles that reach from the peak of the one before to the peak of the next; their peaks are equally far
+    apart in mel(f) = 2595 · log10(1 + f / 700) (O'Shaughnessy 1987), from 0 to half the sample rate.
+    """
+    top = 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700)
+    corners = 700 * (10 ** (torch.linspace(0, top, features + 2, dtype=torch.float64) / 2595) - 1)
+    low, peak, high = corners[:-2], corners[1:-1], corners[2:]
+    frequency = torch.linspace(0, SAMPLE_RATE / 2, WINDOW // 2 + 1, dtype=torch.float64).unsqueeze(1)
+    rise, fall = (frequency - low) / (peak - low), (high - frequency) / (high - peak)
+    return torch.minimum(rise, fall).clamp(min=0)

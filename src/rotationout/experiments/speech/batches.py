@@ -1,0 +1,166 @@
+"""Utterances of a split, ready to learn from: on one device, in batches of about equal length."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+from .features import Features, Problem, refuse_if_many
+from .text import encode, frames_needed
+
+__all__ = ["Batch", "Speech", "bucketed", "select", "without_speakers"]
+
+ROUND = 64
+"""Batches are padded to a multiple of so many frames, and of so few lengths each can have a CUDA graph."""
+JITTER = 0.1
+"""Utterances are sorted by lengths that are wrong by up to so much, so that not always the same ones meet."""
+HELD_OUT_SEED = 0
+"""All runs that hold out speakers hold out the same ones."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded utterances.
+
+    Attributes:
+        features: (T, N, 40), fp32; zero where an utterance has ended.
+        lengths: frames of each, (N,), int32.
+        labels: (N, S), int32; 0 where a transcript has ended.
+        sizes: labels of each, (N,), int32.
+    """
+
+    features: Tensor
+    lengths: Tensor
+    labels: Tensor
+    sizes: Tensor
+
+
+class Speech:
+    """Utterances with their features and labels on one device.
+
+    What is left out, and why, is in ``problems``: transcripts that are empty, hold a character that the alphabet lacks,
+    or are too long for their frames (CTC needs a frame for every character and one more between equal ones).
+
+    Args:
+        features: where they are.
+        chosen: which of them.
+        alphabet: what transcripts are written in.
+        device: where to keep them.
+        out: where to report what is left out, stderr if not given.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        chosen: Sequence[int],
+        alphabet: str,
+        device: torch.device | str,
+        out: TextIO | None = None,
+    ) -> None:
+        self.problems: list[Problem] = []
+        kept: list[int] = []
+        labels: list[list[int]] = []
+        for index in chosen:
+            problem = _problem_of_text(features, index, alphabet)
+            if problem is None:
+                kept.append(index)
+                labels.append(encode(features.texts[index], alphabet))
+            else:
+                print(f"{problem.split}, {problem.name}: {problem.message}; it is left out", file=out or sys.stderr)
+                self.problems.append(problem)
+        refuse_if_many(self.problems, (features.splits[index] for index in chosen))
+        if not kept:
+            raise ValueError("there are no utterances to choose from")
+        self.alphabet = alphabet
+        self.names = [features.names[index] for index in kept]
+        self.texts = [features.texts[index] for index in kept]
+        pieces = features.frames.split(features.lengths.tolist())
+        self.frames = torch.cat([pieces[index] for index in kept]).to(device)
+        self.durations = features.lengths[kept]
+        self.lengths = self.durations.to(device, torch.int32)
+        self.starts = (self.durations.cumsum(0) - self.durations).to(device)
+        self.label_counts = torch.tensor([len(row) for row in labels])
+        self.sizes = self.label_counts.to(device, torch.int32)
+        rows = [torch.tensor(row, dtype=torch.int32) for row in labels]
+        self.labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.frames.device
+
+    def padded_length(self, indices: Tensor) -> int:
+        """The frames to which a batch of these is padded. ``indices`` are on the CPU: no device is waited for."""
+        return -(-int(self.durations[indices].max()) // ROUND) * ROUND
+
+    def batch(self, indices: Tensor, frames: int) -> Batch:
+        """The utterances of these numbers, on the device, padded to so many frames: gathered there in one go."""
+        lengths = self.lengths[indices]
+        time = torch.arange(frames, device=self.device).unsqueeze(1)
+        outside = time >= lengths
+        rows = (self.starts[indices] + time).masked_fill(outside, 0)
+        features = self.frames[rows].float().masked_fill(outside.unsqueeze(2), 0)
+        return Batch(features, lengths, self.labels[indices], self.sizes[indices])
+
+
+def _problem_of_text(features: Features, index: int, alphabet: str) -> Problem | None:
+    text, name, split = features.texts[index], features.names[index], features.splits[index]
+    if not text.strip():
+        return Problem(split, name, "empty transcript", "its transcript is empty")
+    try:
+        needed = frames_needed(encode(text, alphabet))
+    except ValueError as error:
+        return Problem(split, name, "unknown character", str(error))
+    frames = int(features.lengths[index])
+    if needed > frames:
+        return Problem(
+            split,
+            name,
+            "transcript too long",
+            f"its {frames} frames are too few for {text!r}: CTC needs {needed}, counting a blank between equal letters",
+        )
+    return None
+
+
+def select(features: Features, split: str) -> list[int]:
+    """The numbers of the utterances of a split."""
+    found = [index for index, name in enumerate(features.splits) if name == split]
+    if not found:
+        raise ValueError(f"split must be one of {', '.join(sorted(set(features.splits)))}, got {split!r}")
+    return found
+
+
+def without_speakers(features: Features, chosen: Sequence[int], held_out: int) -> tuple[list[int], list[int]]:
+    """Those of all speakers but ``held_out``, and those of these: the same speakers whatever the seed of a run."""
+    speakers = sorted({features.speakers[index] for index in chosen})
+    if not 0 < held_out < len(speakers):
+        raise ValueError(f"held_out must leave speakers on either side of {len(speakers)}, got {held_out!r}")
+    order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(HELD_OUT_SEED)).tolist()
+    away = {speakers[place] for place in order[:held_out]}
+    kept = [index for index in chosen if features.speakers[index] not in away]
+    return kept, [index for index in chosen if features.speakers[index] in away]
+
+
+def bucketed(durations: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """The batches of an epoch, (batches, batch): of about equal length within, in random order.
+
+    Batches are whole: of what is left over, other utterances in every epoch, none is learnt from.
+
+    >>> lengths = torch.tensor([90, 10, 50, 12, 88, 11, 52, 13])
+    >>> batches = bucketed(lengths, 2, torch.Generator().manual_seed(0))
+    >>> sorted(lengths[batches].amax(1).tolist())
+    [11, 13, 52, 90]
+    """
+    count = len(durations) // batch
+    chosen = torch.randperm(len(durations), generator=generator)[: count * batch]
+    blur = 1 + JITTER * (2 * torch.rand(len(chosen), generator=generator) - 1)
+    rows = chosen[(durations[chosen] * blur).argsort()].view(count, batch)
+    return rows[torch.randperm(count, generator=generator)]

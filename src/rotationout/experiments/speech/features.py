@@ -1,0 +1,229 @@
+"""The features of a corpus: computed once, kept in one file, and read where there need be no audio and no soundfile.
+
+Every speaker's features have mean 0 and variance 1 in each band, over all that the speaker says: the common practice of
+Kaldi, which takes out voice and microphone but not, as the statistics of a single short utterance would, how much of it
+is silence. They are kept in fp16, which costs at most a thousandth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, UtteranceError, log_filter_banks, read_audio
+from .corpus import Utterance, read_corpus
+
+__all__ = ["Features", "Problem", "compute", "counts", "load", "open_corpus", "refuse_if_many", "save"]
+
+SETTINGS = {"bands": FEATURES, "window": WINDOW, "hop": HOP, "rate": SAMPLE_RATE, "normalised": "speaker", "version": 1}
+MOST_BAD = 0.1
+"""If more of a split is bad than this, it is the corpus that is wrong, or the path, and not an utterance."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An utterance that is left out, and why."""
+
+    split: str
+    name: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of all utterances, one after the other.
+
+    Attributes:
+        frames: (all frames, 40), fp16.
+        lengths: frames of each utterance, (utterances,), int64.
+        names: their names.
+        splits: the split each belongs to.
+        speakers: who says it.
+        texts: what is said.
+        problems: utterances whose audio could not be used.
+    """
+
+    frames: Tensor
+    lengths: Tensor
+    names: list[str]
+    splits: list[str]
+    speakers: list[str]
+    texts: list[str]
+    problems: list[Problem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def open_corpus(
+    path: Path | str, splits: Sequence[str] | None = None, *, cache: Path | None = None, out: TextIO | None = None
+) -> Features:
+    """The features of a corpus: those kept in a file that `save` wrote, or computed from a folder with audio.
+
+    Args:
+        path: the file, or the folder (`rotationout.experiments.speech.corpus` says how it must look).
+        splits: what is wanted of it, everything if not given.
+        cache: where to keep what is computed. A corpus whose files have changed is computed anew.
+        out: where to say what is done, stderr if not given.
+    """
+    source = Path(path)
+    if source.is_file():
+        return _with_splits(load(source), splits, source)
+    utterances = read_corpus(source, splits)
+    kept = None if cache is None else cache / f"{source.resolve().name}-{_key(utterances)}.pt"
+    if kept is not None and kept.is_file():
+        return load(kept)
+    features = compute(utterances, out=out)
+    if kept is not None:
+        save(features, kept)
+    return features
+
+
+def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Features:
+    """The features of all utterances whose audio can be used; what is wrong with the others is reported."""
+    out = sys.stderr if out is None else out
+    found: dict[int, Tensor] = {}
+    problems: list[Problem] = []
+    by_speaker: dict[tuple[str, str], list[int]] = {}
+    for index, utterance in enumerate(utterances):
+        by_speaker.setdefault((utterance.split, utterance.speaker), []).append(index)
+    for indices in by_speaker.values():
+        spoken: dict[int, Tensor] = {}
+        for index in indices:
+            try:
+                with _one_thread():
+                    spoken[index] = _bands(utterances[index])
+            except UtteranceError as error:
+                problems.append(_problem(utterances[index], error, out))
+        found |= _normalised(spoken)
+        if out.isatty():
+            print(f"\rfeatures of {len(found)} of {len(utterances)} utterances", end="", file=out, flush=True)
+    refuse_if_many(problems, (utterance.split for utterance in utterances))
+    order = sorted(found)
+    kept = [utterances[index] for index in order]
+    return Features(
+        frames=torch.cat([found[index] for index in order]) if order else torch.empty(0, FEATURES).half(),
+        lengths=torch.tensor([len(found[index]) for index in order], dtype=torch.int64),
+        names=[u.name for u in kept],
+        splits=[u.split for u in kept],
+        speakers=[u.speaker for u in kept],
+        texts=[u.text for u in kept],
+        problems=problems,
+    )
+
+
+def _bands(utterance: Utterance) -> Tensor:
+    samples = read_audio(utterance)
+    if samples.numel() < WINDOW:
+        raise UtteranceError(
+            "too short", f"{utterance.path} must have at least {WINDOW} samples, one frame, got {samples.numel()}"
+        )
+    return log_filter_banks(samples)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A few hundred short transforms: more threads wait for each other longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _problem(utterance: Utterance, error: UtteranceError, out: TextIO) -> Problem:
+    print(f"{utterance.split}, {utterance.name}: {error}; it is left out", file=out)
+    return Problem(utterance.split, utterance.name, error.reason, str(error))
+
+
+def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
+    """One speaker's features with mean 0 and variance 1 over all frames, in fp16."""
+    if not spoken:
+        return {}
+    frames = torch.cat(list(spoken.values())).double()
+    mean, std = frames.mean(0), frames.std(0, correction=0).clamp(min=1e-5)
+    return {index: ((bands - mean) / std).half() for index, bands in spoken.items()}
+
+
+def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str]) -> None:
+    """An error if more than a tenth of a split is bad, or all of it; ``splits`` has that of every utterance."""
+    bad: dict[str, list[Problem]] = {}
+    for problem in problems:
+        bad.setdefault(problem.split, []).append(problem)
+    for split, total in Counter(splits).items():
+        mine = bad.get(split, [])
+        if mine and len(mine) > MOST_BAD * total:
+            raise ValueError(
+                f"{len(mine)} of {total} utterances of {split!r} cannot be used, more than one in ten "
+                f"({_listed(counts(mine))}); the first: {mine[0].message}"
+            )
+
+
+def counts(problems: Iterable[Problem]) -> dict[str, int]:
+    """How many there are of each kind.
+
+    >>> counts([Problem("train", "a", "missing file", "a.wav is not there")])
+    {'missing file': 1}
+    """
+    return dict(Counter(problem.reason for problem in problems))
+
+
+def _listed(found: dict[str, int]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in found.items())
+
+
+def save(features: Features, path: Path) -> None:
+    """Keep features in one file, which `load` reads without running anything in it."""
+    content = {"settings": SETTINGS, **vars(features), "problems": [asdict(p) for p in features.problems]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        torch.save(content, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: Path | str) -> Features:
+    """The features that `save` wrote."""
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        settings = content.pop("settings")
+        problems = [Problem(**problem) for problem in content.pop("problems")]
+        features = Features(**content, problems=problems)
+        sound = int(features.lengths.sum()) == len(features.frames) and len(features.lengths) == len(features)
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"{path} does not hold the features of a corpus, or is damaged ({error})") from error
+    if settings != SETTINGS or not sound:
+        raise ValueError(f"{path} holds other features ({settings}); compute them again: `rotationout features`")
+    return features
+
+
+def _with_splits(features: Features, splits: Sequence[str] | None, source: Path) -> Features:
+    found = sorted(set(features.splits))
+    missing = sorted(set(splits or ()) - set(found))
+    if missing:
+        raise ValueError(f"{source} has no features of {', '.join(missing)}; it has {', '.join(found)}")
+    return features
+
+
+def _key(utterances: Sequence[Utterance]) -> str:
+    """What the features depend on: the settings, the corpus, and the size and age of each of its files."""
+    stats = {path: path.stat() for path in {u.path for u in utterances} if path.is_file()}
+    files = [(stats[u.path].st_size, stats[u.path].st_mtime_ns) if u.path in stats else None for u in utterances]
+    listed = [[str(value) for value in vars(u).values()] for u in utterances]
+    text = json.dumps([SETTINGS, listed, files])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

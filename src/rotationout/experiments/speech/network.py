@@ -1,0 +1,150 @@
+"""The network of Table 4, a bidirectional LSTM that gives every frame a label, and its loss.
+
+The paper has four layers, 40 inputs and 512 hidden units, and neither stacks frames nor leaves any out. It prints 137
+outputs, though its labels are characters; here there are as many as the alphabet needs. Nor does it say where the
+noises act: here, on what each layer gives to the next and the last one to the labels, and never on the input.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...nn import NoisyLSTM
+
+__all__ = ["Listener", "ctc_loss", "mirrored"]
+
+CUDNN_LABELS = 255
+"""cuDNN's CTC takes transcripts of up to so many labels."""
+
+
+class Listener(nn.Module):
+    """A bidirectional LSTM and a linear layer on padded utterances: (T, N, inputs) to (T, N, outputs), not normalised.
+
+    It equals a bidirectional `torch.nn.LSTM` on the packed utterances, and what it says at a frame does not depend on
+    the padding. Each direction is a module of its own, which reads its utterances from their first frame or from their
+    last: shapes then depend on the padded length alone, so that a CUDA graph serves all batches of that length, and
+    padding is where no state comes from.
+
+    Args:
+        inputs: features of a frame.
+        hidden: features of each direction.
+        layers: how many.
+        outputs: labels, with the blank.
+        noise: makes the noise on the output of a layer, one for each.
+        weight_drop: drop probability of the recurrent weights.
+        variational: drop rows of them.
+
+    >>> from rotationout import noise
+    >>> network = Listener(40, 8, 2, 29, noise=lambda: noise("rotation-sequence", 0.2))
+    >>> network(torch.randn(11, 2, 40), torch.tensor([11, 7])).shape
+    torch.Size([11, 2, 29])
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        layers: int,
+        outputs: int,
+        *,
+        noise: Callable[[], nn.Module] = nn.Identity,
+        weight_drop: float = 0.0,
+        variational: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *[2 * hidden] * (layers - 1)]
+
+        def direction() -> nn.ModuleList:
+            return nn.ModuleList(
+                NoisyLSTM(size, hidden, weight_drop=weight_drop, variational=variational) for size in sizes
+            )
+
+        self.onwards, self.backwards = direction(), direction()
+        self.noises = nn.ModuleList(noise() for _ in sizes)
+        self.labels = nn.Linear(2 * hidden, outputs)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """A score for every label at every frame; ``lengths`` says where each utterance ends."""
+        x = features
+        order = _mirror(lengths, len(features))
+        for onwards, backwards, noise in zip(self.onwards, self.backwards, self.noises, strict=True):
+            x = noise(torch.cat(_side_by_side(onwards, backwards, x, order), -1))
+        scores: Tensor = self.labels(x)
+        return scores
+
+
+def _side_by_side(onwards: nn.Module, backwards: nn.Module, x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Both directions of a layer; on a GPU at the same time, as neither fills it."""
+    if not x.is_cuda:
+        return onwards(x)[0], _turn(backwards(_turn(x, order))[0], order)
+    here, aside = torch.cuda.current_stream(x.device), _aside(x.device)
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        other = _turn(backwards(_turn(x, order))[0], order)
+    one = onwards(x)[0]
+    here.wait_stream(aside)
+    for tensor, user in ((x, aside), (order, aside), (other, here)):
+        tensor.record_stream(user)  # its memory is not given away while the other stream may read it
+    return one, other
+
+
+@functools.lru_cache(maxsize=8)
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def mirrored(x: Tensor, lengths: Tensor) -> Tensor:
+    """Every utterance of (T, N, …) from its last frame to its first; padding stays where it is.
+
+    >>> mirrored(torch.tensor([[1, 4], [2, 5], [3, 0]]), torch.tensor([3, 2])).T.tolist()
+    [[3, 2, 1], [5, 4, 0]]
+    """
+    return _turn(x, _mirror(lengths, len(x)))
+
+
+def _mirror(lengths: Tensor, frames: int) -> Tensor:
+    """Where each frame of a flattened (T, N) has its counterpart."""
+    time = torch.arange(frames, device=lengths.device).unsqueeze(1)
+    partner = torch.where(time < lengths, lengths - 1 - time, time)
+    return (partner * len(lengths) + torch.arange(len(lengths), device=lengths.device)).flatten()
+
+
+def _turn(x: Tensor, order: Tensor) -> Tensor:
+    return x.flatten(0, 1).index_select(0, order).view_as(x)
+
+
+def ctc_loss(scores: Tensor, lengths: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
+    """The mean over utterances of CTC's loss per character (Graves et al. 2006), as `torch.nn.functional.ctc_loss`.
+
+    On a GPU cuDNN computes it, unless a transcript is too long: with lengths that stay on the device, so that the host
+    need not wait and a CUDA graph can be captured. torch would look at the lengths before it calls cuDNN, or, while
+    capturing, refuse utterances of 256 frames and more.
+
+    Args:
+        scores: (T, N, labels), not normalised; 0 is the blank.
+        lengths: frames of each utterance, (N,).
+        labels: of each transcript, (N, S), padded.
+        sizes: how many they are, (N,).
+    """
+    if not scores.is_cuda or labels.size(1) > CUDNN_LABELS:
+        return F.ctc_loss(scores.float().log_softmax(-1), labels, lengths, sizes)
+    outside = torch.arange(len(scores), device=scores.device).unsqueeze(1) >= lengths
+    heard = scores.float().masked_fill(outside.unsqueeze(2), 0)  # so that padding has no gradient, whatever cuDNN says
+    integers = [tensor.to(torch.int32) for tensor in (_joined(labels, sizes), lengths, sizes)]
+    losses, _ = torch.ops.aten._cudnn_ctc_loss.Tensor(heard.log_softmax(-1), *integers, 0, True, False)
+    mean: Tensor = (losses / sizes).mean()
+    return mean
+
+
+def _joined(labels: Tensor, sizes: Tensor) -> Tensor:
+    """Transcripts one after the other, as cuDNN wants them; what is left of the tensor is zero."""
+    place = torch.arange(labels.size(1), device=labels.device)
+    start = (sizes.cumsum(0) - sizes).unsqueeze(1)
+    end = labels.numel()  # where padding goes, and is cut off
+    target = (start + place).masked_fill(place >= sizes.unsqueeze(1), end).flatten()
+    return labels.new_zeros(end + 1).scatter_(0, target, labels.flatten())[:end]

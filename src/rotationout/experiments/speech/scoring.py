@@ -1,0 +1,47 @@
+"""What was heard, beside what was said: the best path of CTC, edit distances and the character error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .text import decode
+
+__all__ = ["examples", "greedy", "score"]
+
+SHOWN = 6
+
+
+def greedy(paths: Tensor, lengths: Sequence[int], alphabet: str) -> list[str]:
+    """What the likeliest label of every frame, (T, N), says of each utterance."""
+    return [decode(path[:length], alphabet) for path, length in zip(paths.T.tolist(), lengths, strict=True)]
+
+
+def score(heard: Sequence[str], said: Sequence[str]) -> dict[str, float]:
+    """The mean edit distance of an utterance, in characters, and the character error rate in per cent.
+
+    The rate is the sum of all distances over that of all lengths; both come from torchmetrics.
+
+    >>> score(["YES", "N"], ["YES", "NO"])
+    {'distance': 0.5, 'cer': 20.0}
+    """
+    text = _torchmetrics()
+    distances = text.edit_distance(heard, said, reduction="none")
+    rate = 100 * float(text.char_error_rate(heard, said))
+    return {"distance": round(float(distances.double().mean()), 4), "cer": round(rate, 4)}
+
+
+def examples(heard: Sequence[str], said: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+    """A few transcripts beside their references, evenly spread over the utterances, whatever became of them."""
+    chosen = range(0, len(said), max(1, len(said) // SHOWN))[:SHOWN]
+    return [{"name": names[i], "said": said[i], "heard": heard[i]} for i in chosen]
+
+
+def _torchmetrics() -> Any:
+    try:
+        from torchmetrics.functional import text
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("edit distances need torchmetrics: pip install 'rotationout[speech]'") from error
+    return text

@@ -1,0 +1,59 @@
+"""What tables from records are made of: mean and deviation over seeds, and whether a difference is noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..experiments.records import mean_sd
+
+__all__ = ["by_row", "differs", "p_value", "significance", "spread"]
+
+
+def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The records of each row, in the order of their first."""
+    if not records:
+        raise ValueError("there are no records of this recipe yet; rotationout sweep makes them")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        rows.setdefault(record["row"], []).append(record)
+    return rows
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation, the mean alone where there is one value.
+
+    >>> spread([1.0, 3.0]), spread([2.0])
+    ('2.00 ± 1.41', '2.00')
+    """
+    mean, sd = mean_sd(values)
+    return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
+
+
+def p_value(one: Sequence[float], other: Sequence[float]) -> float:
+    """Welch's two-sided t-test; NaN where there are fewer than two values."""
+    from scipy.stats import ttest_ind
+
+    if min(len(one), len(other)) < 2:
+        return math.nan
+    return float(ttest_ind(one, other, equal_var=False).pvalue)
+
+
+def significance(one: Sequence[float], other: Sequence[float]) -> str:
+    """`p_value` for people."""
+    p = p_value(one, other)
+    return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
+
+
+def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
+    """Whether a mean is more than two standard errors of the difference away from the paper's mean ± sd over ``runs``.
+
+    >>> differs([70.0, 70.2], "71.93 ± 0.16"), differs([71.8, 72.2], "71.93 ± 0.16"), differs([60.0], "71.93 ± 0.16")
+    (True, False, False)
+    """
+    if len(values) < 2 or "±" not in printed:
+        return False
+    mean, sd = mean_sd(values)
+    theirs, deviation = (float(part) for part in printed.split("±"))
+    return abs(mean - theirs) > 2 * math.hypot(sd / len(values) ** 0.5, deviation / runs**0.5)

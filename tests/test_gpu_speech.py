@@ -1,0 +1,170 @@
+"""On a GPU: cuDNN's CTC, the network on two streams, and runs with a graph for every length."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.test_speech_data import made
+from tests.test_speech_training import config
+from torch import nn
+
+from rotationout import noise
+from rotationout.experiments import results, sweep
+from rotationout.experiments.graphs import ByLength
+from rotationout.experiments.speech.batches import Speech
+from rotationout.experiments.speech.network import Listener, ctc_loss
+from rotationout.experiments.speech.recognition import Corpus, Recognition, SpeechConfig
+from rotationout.recipes import TABLES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+ROWS = [row.row for row in TABLES["an4"]()]
+
+
+@pytest.fixture(autouse=True)
+def _no_tf32() -> Any:
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+def labelled(frames: int) -> tuple[torch.Tensor, ...]:
+    """Scores, lengths, labels and how many: of every kind of length, one as long as its frames allow."""
+    lengths, sizes = torch.tensor([frames, 9, frames // 2, frames - 1]), torch.tensor([40, 9, 1, 17])
+    labels = torch.randint(1, 29, (4, 40)) * (torch.arange(40) < sizes.unsqueeze(1))
+    labels[1, :9] = torch.arange(1, 10)
+    return torch.randn(frames, 4, 29), lengths, labels.int(), sizes
+
+
+@pytest.mark.parametrize("frames", [128, 300, 640])
+def test_cudnns_ctc_is_torchs(frames: int) -> None:
+    scores, *rest = labelled(frames)
+    found = []
+    for device in ("cpu", "cuda"):
+        x = scores.to(device).requires_grad_()
+        loss = ctc_loss(x, *(tensor.to(device) for tensor in rest))
+        loss.backward()
+        found.append((loss.detach().cpu(), x.grad.cpu()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_ctc_in_a_graph_takes_other_lengths() -> None:
+    """Captured with one batch, replayed with another."""
+    first, second = labelled(300), labelled(300)
+    second[1].copy_(torch.tensor([280, 300, 260, 33]))
+    held = [tensor.cuda() for tensor in first]
+    held[0].requires_grad_()
+    out, gradient = torch.zeros((), device="cuda"), torch.zeros_like(held[0])
+
+    def work(_: int) -> None:
+        loss = ctc_loss(*held)
+        (found,) = torch.autograd.grad(loss, held[0])
+        out.copy_(loss.detach())
+        gradient.copy_(found)
+
+    stream = torch.cuda.Stream()
+    step = ByLength(work, stream)
+    with torch.cuda.stream(stream):
+        step(300)
+        step(300)
+        with torch.no_grad():
+            for tensor, other in zip(held, second, strict=True):
+                tensor.copy_(other)
+        step(300)
+    torch.cuda.synchronize()
+    x = second[0].requires_grad_()
+    expected = ctc_loss(x, *second[1:])
+    expected.backward()
+    torch.testing.assert_close(out.cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient.cpu(), x.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_network_hears_what_it_hears_on_a_cpu() -> None:
+    network, x, lengths = Listener(40, 64, 3, 29), torch.randn(90, 8, 40), torch.randint(1, 91, (8,))
+    inside = torch.arange(90).unsqueeze(1) < lengths
+    expected = network(x, lengths)
+    expected[inside].square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad()
+    network.cuda()
+    scores = network(x.cuda(), lengths.cuda())
+    scores[inside.cuda()].square().sum().backward()
+    torch.testing.assert_close(scores.detach().cpu()[inside], expected.detach()[inside], rtol=1e-4, atol=1e-4)
+    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad.cpu(), gradient, rtol=1e-3, atol=1e-3)
+
+
+def make(settings: SpeechConfig, device: str = "cuda") -> Recognition:
+    torch.manual_seed(0)
+    found = made(133)  # 70 to 466 frames, seven lengths when padded
+    train, test = (Speech(found, chosen, settings.alphabet, device) for chosen in (range(120), range(120, 133)))
+    return Recognition(settings, Corpus(train, test), torch.device(device))
+
+
+def small(row: str, **changes: Any) -> SpeechConfig:
+    return config(row, **{"hidden": 32, "batch": 8, "steps": 60, "milestones": (40,), "test_every": 1, **changes})
+
+
+def test_graphs_do_what_is_done_without_them() -> None:
+    """Without noise, as the noise of a GPU is another one than that of a CPU."""
+    runs = [make(small("none"), device) for device in ("cpu", "cuda")]
+    for run in runs:
+        while not run.finished:
+            run.advance()
+    torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=2e-2, atol=2e-2)
+    graphs = runs[1]._find_gradient._graphs
+    assert sum(graph is not None for graph in graphs.values()) >= 3
+    assert runs[1].losses[-1] < 0.8 * runs[1].losses[0]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_can_be_captured_and_goes_on(row: str, tmp_path: Path) -> None:
+    """The noise differs from step to step: replays of one graph do not repeat it."""
+    settings = small(row)
+    whole, first, second = (make(settings) for _ in range(3))
+    while not whole.finished:
+        whole.advance()
+    for _ in range(40):
+        first.advance()
+    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
+    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
+    while not second.finished:
+        second.advance()
+    torch.testing.assert_close(second.losses, whole.losses, rtol=5e-2, atol=5e-2)
+    assert whole.losses[-1] < whole.losses[0]
+
+
+def test_replays_draw_new_noise() -> None:
+    torch.manual_seed(0)
+    layer = noise("rotation-sequence", 0.3).cuda()
+    x, out = torch.randn(64, 4, 32, device="cuda"), torch.zeros(64, 4, 32, device="cuda")
+    stream = torch.cuda.Stream()
+    step = ByLength(lambda _: out.copy_(layer(x)), stream)
+    found = []
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            step(64)
+            found.append(out.clone())
+    torch.cuda.synchronize()
+    for i in range(4):
+        for j in range(i):
+            assert not torch.allclose(found[i], found[j])
+
+
+def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
+    rows = [small(row, seed=seed, steps=30) for row in ("none", "rotation") for seed in (0, 1)]
+    for together in (1, 4):
+        sweep.sweep(rows, make, folder=tmp_path / str(together), checkpoints=tmp_path / "c", together=together)
+    alone, beside = (results.read_records(tmp_path / str(n), "an4") for n in (1, 4))
+    for one, other in zip(alone, beside, strict=True):
+        torch.testing.assert_close(one["train_loss"], other["train_loss"], rtol=5e-2, atol=5e-2)
+
+
+def test_weights_stay_in_one_piece_for_cudnn() -> None:
+    """Or cuDNN gathers them at every call, with a warning, which is an error here."""
+    network = Listener(40, 32, 2, 29, weight_drop=0.2, variational=True).cuda()
+    network(torch.randn(20, 4, 40, device="cuda"), torch.full((4,), 20, device="cuda")).sum().backward()
+    modules = [module for module in network.modules() if isinstance(module, nn.LSTM)]
+    assert len(modules) == 4

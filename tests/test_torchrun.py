@@ -1,0 +1,105 @@
+"""Two processes under torchrun share every batch: they reach the losses of one, stop together and go on together."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.test_cifar import write_cifar
+from torch import nn
+
+import rotationout as ro
+from rotationout import cli
+from rotationout.experiments import cifar, networks, processes
+
+np = pytest.importorskip("numpy")
+
+TABLE = "cifar100_resnet110_authors"
+ROWS = ["none", "rotation default sigma 0.500"]
+COUNTS = {"train": 100, "test": 100}
+SCRIPT = f"""
+import sys
+from rotationout import cli
+from rotationout.experiments import cifar, networks, processes, sweep
+
+cifar.COUNTS, sweep.ROUNDS_TO_AGREE = {COUNTS}, 3
+networks.NETWORKS["resnet110"] = lambda **options: networks.ResNet(1, **options)
+with processes.joined("cpu"):
+    assert processes.size() == 2
+    stopped = cli.main([*sys.argv[1:], "--minutes", "0"])
+    assert processes.gather(stopped) == [0, 0]
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+FIELDS = ["--steps=8", "--batch=20", "--learning-rate=0.01", "--milestones=6", "--precision=fp32", "--ramp=0"]
+
+
+def arguments(folder: Path, name: str) -> list[str]:
+    places = ["--data", str(folder), "--out", str(folder / name), "--checkpoints", str(folder / f"{name}_kept")]
+    return ["sweep", TABLE, "--rows", *ROWS, "--seeds", "0", "--device", "cpu", *places, *FIELDS]
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
+
+
+def test_two_processes_reach_the_losses_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With BatchNorm over both and the same cuts of the same images. They are stopped after three steps, and go on."""
+    monkeypatch.setattr(cifar, "COUNTS", COUNTS)
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    source = np.random.default_rng(0)
+    for split, count in COUNTS.items():
+        write_cifar(tmp_path, split, data=source.integers(0, 256, (count, 3072), dtype=np.uint8))
+    (tmp_path / "run.py").write_text(SCRIPT)
+    root = Path(ro.__file__).parents[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launched = subprocess.run(
+        [*torchrun, str(tmp_path / "run.py"), *arguments(tmp_path, "both")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert launched.stderr.count("1 unfinished runs are kept") == 1, "said once, not by each process"
+    assert not list((tmp_path / "both_kept").rglob("*.pt"))
+    assert cli.main(arguments(tmp_path, "alone")) == 0
+
+    (none, turned), (none_alone, turned_alone) = records(tmp_path / "both"), records(tmp_path / "alone")
+    assert none["epochs"] == none_alone["epochs"] == 2
+    assert none["train_loss"] == pytest.approx(none_alone["train_loss"], rel=1e-4)
+    assert none["test_curve"] == pytest.approx(none_alone["test_curve"], abs=0.021)  # two images of 100
+    assert (none["processes"], none_alone["processes"]) == (2, 1)
+    # With noise they do not draw what one process draws, but nearly the same happens.
+    assert turned["train_loss"] != pytest.approx(turned_alone["train_loss"], rel=1e-4)
+    assert turned["train_loss"] == pytest.approx(turned_alone["train_loss"], rel=0.05)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "size", lambda: 3)
+    with pytest.raises(ValueError, match="batch = 128 cannot be shared equally by 3 processes"):
+        processes.share(128)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 4)])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batchnorm_over_processes_is_torchs_where_there_is_one(shape: tuple[int, ...], momentum: float | None) -> None:
+    """Forward, gradients of input and parameters, running statistics, evaluation."""
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    theirs = kind(3, momentum=momentum, dtype=torch.float64)
+    nn.init.normal_(theirs.weight)
+    nn.init.normal_(theirs.bias)
+    ours = processes._GlobalBatchNorm.like(copy.deepcopy(theirs))
+    weights = torch.randn(shape, dtype=torch.float64)
+    for _ in range(3):
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        found = [torch.autograd.grad((bn(x) * weights).sum(), [x, *bn.parameters()]) for bn in (ours, theirs)]
+        for mine, other in zip(*found, strict=True):
+            torch.testing.assert_close(mine, other)
+    for mine, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, other)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
