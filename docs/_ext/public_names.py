@@ -24,8 +24,9 @@ __all__ = ["PublicNames", "setup"]
 
 STOP = "Module, Noise, CentredNoise, _BatchNorm, list, tuple"
 """Classes whose members are not repeated by those made from them."""
-OTHERS = re.compile(r"(collections|inspect|matplotlib|nn|np|numpy|scipy|sklearn|torch)\.|(Figure|Self|Tensor)$")
-"""Names of other packages, whose documentation is elsewhere: there is no network to look them up."""
+OTHERS = re.compile(r"(collections|inspect|matplotlib|nn|np|numpy|scipy|sklearn|torch)\.|(Figure|Self|Tensor|_\w+)$")
+"""Names of other packages, whose documentation is elsewhere: there is no network to look them up. And private ones,
+which may be there for type checkers alone."""
 COLON = "\ue000"
 """Stands for a colon that is no end of a type."""
 

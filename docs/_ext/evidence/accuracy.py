@@ -8,9 +8,9 @@ from typing import Any
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
+from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES
 from rotationout.report import digits, small_batch
-from rotationout.report.table1 import table1
 
 from .cells import RESULTS, markdown
 
@@ -21,7 +21,7 @@ PROTOCOL = "cifar100_resnet110_protocol"
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_digits(), **_small_batch(), **_protocol(), **_table1()}
+    return {**_digits(), **_small_batch(), **_protocol(), **_tables()}
 
 
 def _digits() -> dict[str, str]:
@@ -84,11 +84,12 @@ def _small_batch() -> dict[str, str]:
     }
 
 
-def _table1() -> dict[str, str]:
-    """The paper's table beside what is recorded of it, or a sentence that nothing is."""
-    parts = []
-    for name in TABLES:
-        records = read_records(RESULTS, name) if name.startswith("cifar100") and name != PROTOCOL else []
+def _tables() -> dict[str, str]:
+    """The paper's tables beside what is recorded of each, or a sentence that nothing is."""
+    found: dict[str, list[str]] = {"table1": [], "table4": []}
+    for name, configs in TABLES.items():
+        records = [] if name == PROTOCOL else read_records(RESULTS, name)
         if records:
-            parts.append(f"`{name}`:\n\n{table1(records).markdown()}")
-    return {"table1": "\n\n".join(parts) or "No run of the paper's Table 1 itself is recorded yet."}
+            table = TASKS[type(configs()[0])].table(records)
+            found["table1" if name.startswith("cifar100") else "table4"].append(f"`{name}`:\n\n{table}")
+    return {key: "\n\n".join(parts) or "No run of it is recorded yet." for key, parts in found.items()}

@@ -25,7 +25,7 @@ def texts() -> dict[str, str]:
     for name, configs in TABLES.items():
         table = configs()
         seeds = SEEDS if name.endswith(("_paper", "_authors")) else 1  # the others are ours
-        step = seconds.get(getattr(table[0], "network", ""))
+        step = seconds.get(getattr(table[0], "network", name))
         each = None if step is None else step * table[0].steps / 60
         cost = ["not measured", "–"] if each is None else [f"{each:.1f}", f"{each * len(table) * seeds:,.0f}"]
         rows.append([f"`{name}`", str(len(table)), str(seeds), f"{table[0].steps:,}", *cost, str(len(records[name]))])
@@ -40,10 +40,9 @@ def texts() -> dict[str, str]:
 
 
 def _seconds_of_a_step(records: list[dict[str, Any]]) -> dict[str, float]:
-    """By network, for one of the runs that shared a device, tests included."""
+    """By network, or by table if that has but one: for one of the runs that shared a device, tests included."""
     found: dict[str, list[float]] = {}
     for record in records:
-        if "network" in record["config"]:
-            share = record["seconds"] / record["together"] / record["steps"]
-            found.setdefault(record["config"]["network"], []).append(share)
+        network = record["config"].get("network", record["recipe"])
+        found.setdefault(network, []).append(record["seconds"] / record["together"] / record["steps"])
     return {network: statistics.fmean(values) for network, values in found.items()}
