@@ -1,7 +1,7 @@
 # Two commands do everything, set-up included, in .venv inside this folder:
 #
 #   make run     train on digits with no noise, Dropout and RotationOut; results in out/
-#   make test    lint, types, tests; then the core once more with torch alone
+#   make test    lint, types, tests, documentation; then the core once more with torch alone
 #
 # They need Python 3.11 or newer, and make test a C++ compiler (torch.compile uses it).
 PYTHON ?= python3
@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTEST := -m pytest -q -n $(JOBS) --dist loadfile
 test: export OMP_NUM_THREADS := 1
 
-.PHONY: run test lint types bench clean
+.PHONY: run test lint types docs bench clean
 
 run: .venv/ready
 	$(BIN)/python -m rotationout.experiments.digits
@@ -30,6 +30,10 @@ lint: .venv/ready
 
 types: .venv/ready
 	$(BIN)/mypy
+
+# The site, in out/docs; make test builds it too, as a test.
+docs: .venv/ready
+	$(BIN)/python -m sphinx -W --keep-going -n -q -d out/doctrees docs out/docs
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks.ops

@@ -45,6 +45,9 @@ class Kind:
         unbiased: whether E[x̃ | x] = x; for a mixture of branches, their mean.
         matched: whether equal p is equal strength: the noise is on the features, and E|x̃ − x|² = λ·|x − m|² with
             λ = p / (1 − p) and m the mean it is centred on, or the origin.
+
+    >>> KINDS["dropblock"].options["block_size"].default, KINDS["dropblock"].matched, KINDS["weight-drop"].required
+    (7, False, ['module'])
     """
 
     summary: str

@@ -67,7 +67,13 @@ def is_noise(module: nn.Module) -> bool:
 
 
 def table() -> str:
-    """What there is: for every kind what it does, what its p means, and its options."""
+    """What there is: for every kind what it does, what its p means, and its options.
+
+    >>> for line in table().splitlines()[:2]:
+    ...     print(line)
+    none: the identity
+        strength: λ = 0 whatever p is
+    """
     rows = []
     for name, kind in KINDS.items():
         options = (f"{o.name}={o.default!r}" if o.name not in kind.required else o.name for o in kind.options.values())

@@ -39,6 +39,9 @@ class Draw:
         law: the law of the angle, one of `rotationout.strength.LAWS`.
         side: ``"symmetric"`` angles, or ``"one"``: only positive ones. The order inside a pair is random, so the mean
             and Lemma 1 hold for both; but positions that share a pairing turn the same way only if one-sided.
+
+    >>> Draw(pairing="structured", law="uniform_angle")
+    Draw(pairing='structured', pairing_per='row', angle_per='row', law='uniform_angle', side='symmetric')
     """
 
     pairing: str = "permutation"
@@ -75,6 +78,14 @@ class Rotation:
         index: the pairing in its compact form, see `rotationout.pairing`.
         features: D.
         seed: where the signs of a structured pairing come from; None for an explicit one.
+
+    >>> quarter = Rotation.from_permutation([0, 1], math.pi / 4)
+    >>> quarter.matrix()
+    tensor([[ 1.,  1.],
+            [-1.,  1.]])
+    >>> quarter.matrix(scaled=False)  # a rotation by 45 degrees
+    tensor([[ 0.7071,  0.7071],
+            [-0.7071,  0.7071]])
     """
 
     tan: Tensor

@@ -49,7 +49,15 @@ def check_number(name: str, value: object) -> float:
 
 
 def check_rate(p: object, name: str = "p") -> float:
-    """A drop probability in [0, 1) as a float, or an error that says what would be right."""
+    """A drop probability in [0, 1) as a float, or an error that says what would be right.
+
+    >>> check_rate(0.2)
+    0.2
+    >>> check_rate(1)
+    Traceback (most recent call last):
+    ValueError: p is a drop probability and must be in [0, 1), got 1.0; p = 1 would drop everything and has infinite
+        strength
+    """
     rate = check_number(name, p)
     if not 0.0 <= rate < 1.0:  # also catches NaN
         raise ValueError(

@@ -25,6 +25,9 @@ class Finding(NamedTuple):
         layer: the name of the module; empty for the model itself.
         rule: the name of the rule; ``RULES[rule].__doc__`` explains it.
         message: what is found, and what to do.
+
+    >>> print(Finding("drop", "too-strong", "p = 1 drops everything; use a smaller one"))
+    drop: p = 1 drops everything; use a smaller one [too-strong]
     """
 
     layer: str
@@ -36,7 +39,11 @@ class Finding(NamedTuple):
 
 
 class Findings(list[Finding]):
-    """A list that can be printed, a line for each finding."""
+    """A list that can be printed, a line for each finding.
+
+    >>> print(Findings())
+    nothing found
+    """
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing found"

@@ -56,14 +56,23 @@ CHUNK = 2**22  # numbers held at a time
 
 
 class Estimate(NamedTuple):
-    """A value and its standard error, zero where it was not sampled."""
+    """A value and its standard error, zero where it was not sampled.
+
+    >>> f_expect(torch.tensor([0.0]), 8).error
+    tensor([0.], dtype=torch.float64)
+    """
 
     value: Tensor
     error: Tensor
 
 
 class Moments(NamedTuple):
-    """Mean and variance of f_Train given x."""
+    """Mean and variance of f_Train given x.
+
+    >>> expect, var = moments(torch.tensor([0.0]), 8)
+    >>> abs(expect.value.item()) < 1e-12, 0 < var.value.item() < 1
+    (True, True)
+    """
 
     expect: Estimate
     var: Estimate

@@ -23,6 +23,10 @@ class Distribution:
         std: √Var[x].
         sample: draws a tensor of the given shape, in fp64.
         gaussian: whether it is Gaussian, so that nothing need be drawn.
+
+    >>> coin = Distribution(0.5, 0.5, lambda shape: torch.randint(2, shape).double())
+    >>> coin.sample((3, 2)).shape
+    torch.Size([3, 2])
     """
 
     mean: float

@@ -38,6 +38,9 @@ class Repaired(NamedTuple):
         before: its running variance as it was.
         after: and as it is.
         floored: how many channels are at the floor.
+
+    >>> print(Repaired("bn", "taken again", torch.tensor([2.0, 4.0]), torch.tensor([1.0, 1.0])))
+    bn: taken again; running variance × 0.25 to 0.5
     """
 
     name: str
@@ -61,6 +64,11 @@ class Repair:
     Attributes:
         layers: the layers that were changed.
         left: layers that were not, and why.
+
+    >>> print(Repair((), ("bn: it was not called with these batches",)))
+    0 repaired
+    1 left alone
+      bn: it was not called with these batches
     """
 
     layers: tuple[Repaired, ...]

@@ -34,6 +34,10 @@ class LayerShift:
         test: the same in testing mode.
         stored: its ``running_var``, by which it divides in testing mode; None if it keeps none.
         calls: how often it was called in a pass.
+
+    >>> layer = LayerShift("bn", torch.tensor([2.0, 3.0]), torch.tensor([1.0, 4.0]), None, 1)
+    >>> layer.r
+    tensor([2.0000, 1.3333])
     """
 
     name: str
@@ -55,7 +59,13 @@ class LayerShift:
 
 @dataclass(frozen=True)
 class VarianceShift:
-    """The layers in the order of their first call; ``print`` it."""
+    """The layers in the order of their first call; ``print`` it.
+
+    >>> print(VarianceShift((LayerShift("bn", torch.tensor([2.0, 3.0]), torch.tensor([1.0, 4.0]), None, 1),)))
+    layer  channels  r mean  r max  stored r mean  stored r max
+    bn            2   1.667      2              –             –
+    r = max(train / test, test / train) of the variance of the input; stored r: of running_var / test
+    """
 
     layers: tuple[LayerShift, ...]
 

@@ -43,6 +43,10 @@ def gaussian_dropout(
             Padding is passed through and takes no part in a batch mean.
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
+
+    >>> noisy = gaussian_dropout(torch.ones(10_000), 0.2, generator=torch.Generator().manual_seed(0))
+    >>> bool((noisy.var() - 0.25).abs() < 0.02)  # λ = 0.2 / 0.8
+    True
     """
     scale, active = _scale("gaussian", p, training)
     return multiply(x, "gaussian", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
@@ -62,6 +66,10 @@ def uout(
     """Multiply every element by 1 + Unif(−β, β) (Li et al. 2019, "Uout"), β² / 3 = λ = p / (1 − p).
 
     β is at most 1, and no sign is turned, up to p = 0.25. The arguments are those of `gaussian_dropout`.
+
+    >>> noisy = uout(torch.ones(10_000), 0.25)
+    >>> bool((noisy >= 0).all() and (noisy <= 2).all())
+    True
     """
     scale, active = _scale("uout", p, training)
     return multiply(x, "uout", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
@@ -82,6 +90,11 @@ def centred_dropout(
 
     x̃ = m + (x − m)·Bernoulli(1 − p) / (1 − p), Dropout of the zero-centred features. The arguments are those of
     `gaussian_dropout`; about the origin this is `torch.nn.functional.dropout`.
+
+    >>> x = torch.tensor([[1.0, 10.0], [3.0, 30.0]])  # means 2 and 20
+    >>> dropped = centred_dropout(x, 0.5)
+    >>> sorted({0.0, 2.0, 4.0} | set(dropped[:, 0].tolist()))  # m, or twice as far from it
+    [0.0, 2.0, 4.0]
     """
     if center is None:
         raise ValueError("center must be 'batch' or a mean; about the origin this is torch.nn.functional.dropout")

@@ -91,6 +91,11 @@ def rotation_out(
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
         backend: an implementation by name, instead of the fastest that can run.
+
+    >>> x = torch.tensor([[3.0, 4.0]])
+    >>> turned = rotation_out(x, 0.2)
+    >>> bool(((turned - x) * x).sum().abs() < 1e-5)  # what is added is perpendicular to x
+    True
     """
     rate = strength.check_rate(p)
     draw = _rotation.check_draw(draw)

@@ -41,6 +41,10 @@ def locked_dropout(
         training: apply the noise.
         batch_first: tensors are (N, T, C) instead of (T, N, C).
         generator: where the random numbers come from; torch's default generator if not given.
+
+    >>> dropped = locked_dropout(torch.ones(5, 2, 4), 0.5)
+    >>> bool((dropped == dropped[0]).all())  # all time steps are alike
+    True
     """
     rate = strength.check_rate(p)
     return lock(x, rate, training and rate > 0.0, batch_first=batch_first, generator=generator)

@@ -30,6 +30,11 @@ def cutout(x: Tensor, p: float = 0.25, training: bool = True, *, generator: torc
             squares of 16 pixels in images of 32 are p = 0.25.
         training: apply the noise.
         generator: where the random numbers come from; torch's default generator if not given.
+
+    >>> image = torch.ones(1, 1, 4, 4)
+    >>> hidden = (cutout(image, 0.25) == 0).sum().item()  # 2 × 2 pixels, fewer at the border
+    >>> hidden in (1, 2, 4)
+    True
     """
     rate = strength.check_rate(p)
     return cut(x, rate, training and rate > 0.0, generator=generator)
@@ -81,6 +86,10 @@ def shake_shake(
         backward: the weights of the branches in the backward pass: ``"shake"``, drawn anew; ``"keep"``, those of the
             forward pass, the true gradient; or ``"even"``, a half each.
         generator: where the random numbers come from; torch's default generator if not given.
+
+    >>> mixed = shake_shake(torch.zeros(100, 8), torch.ones(100, 8))
+    >>> bool((mixed >= 0).all() and (mixed <= 1).all()), shake_shake(torch.zeros(2), torch.ones(2), training=False)
+    (True, tensor([0.5000, 0.5000]))
     """
     strength.check_choice("per", per, ("example", "batch"))
     strength.check_choice("backward", backward, ("shake", "keep", "even"))

@@ -26,6 +26,9 @@ class ConditionNumbers:
         dropout_scaled: the same once features are scaled to unit variance; at most (D + λ)/λ.
         rotation: of ZᵀZ + λ·(tr(ZᵀZ)·I − ZᵀZ)/(D − 1).
         rotation_bound: what the latter can be at most, (D − 1)/λ.
+
+    >>> condition_numbers([[1.0, 0.0], [0.0, 2.0]], p=0.5, fit_intercept=False)
+    ConditionNumbers(none=4.0, dropout=4.0, dropout_scaled=1.0, rotation=1.0, rotation_bound=1.0)
     """
 
     none: float

@@ -24,6 +24,15 @@ class Noise(_DropoutNd):
     Args:
         p: drop probability of the Dropout it is matched to.
         kind: whose parameter ``_scale`` is, one of `rotationout.strength.KINDS`.
+
+    >>> class Jitter(Noise):  # multiplies whole vectors by 1 + σ·N(0, 1)
+    ...     def forward(self, input: Tensor) -> Tensor:
+    ...         if not self.training or not self._active:
+    ...             return input
+    ...         return input * (1 + self._scale * torch.randn_like(input[..., :1]))
+    >>> layer = Jitter(0.2, "gaussian")
+    >>> layer(torch.ones(3, 4)).unique(dim=1).shape, layer.p
+    (torch.Size([3, 1]), 0.2)
     """
 
     _scale: Tensor
@@ -82,6 +91,15 @@ class CentredNoise(Noise):
         num_features: the size of the feature axis, for ``center="running"``.
         momentum: how much a new batch counts in the running mean.
         sync: take means over all data-parallel processes.
+
+    >>> class Shrink(CentredNoise):  # replaces features by their mean
+    ...     def _axes(self, x: Tensor) -> tuple[int, int | None]:
+    ...         return x.ndim - 1, 0
+    ...     def _disturb(self, x, center, mask, dim, batch_dim):
+    ...         return x if center is None else torch.zeros_like(x) + center
+    >>> layer = Shrink(0.5, "dropout", center="running", num_features=2, momentum=1.0)
+    >>> [layer(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist() for _ in range(2)]
+    [[[0.0, 0.0], [0.0, 0.0]], [[2.0, 3.0], [2.0, 3.0]]]
     """
 
     _fewest_features = 1

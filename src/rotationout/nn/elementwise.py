@@ -81,6 +81,9 @@ class Uout(_Elementwise):
     """Multiplies every element by 1 + Unif(−β, β), β² / 3 = λ = p / (1 − p); see `rotationout.functional.uout`.
 
     The identity in eval mode and at p = 0. The arguments are those of `GaussianDropout`.
+
+    >>> Uout(0.25)  # β = 1
+    Uout(p=0.25)
     """
 
     _multiplier = "uout"

@@ -212,7 +212,14 @@ class NoisyLSTM(_NoisyStack):
 
 
 class NoisyGRU(_NoisyStack):
-    """A `torch.nn.GRU` with noises; see `NoisyLSTM`. There are no projections."""
+    """A `torch.nn.GRU` with noises; see `NoisyLSTM`. There are no projections.
+
+    >>> from rotationout.nn import LockedDropout
+    >>> gru = NoisyGRU(40, 64, num_layers=2, input_noise=LockedDropout(0.2))
+    >>> output, h_n = gru(torch.randn(7, 3, 40))
+    >>> output.shape, h_n.shape
+    (torch.Size([7, 3, 64]), torch.Size([2, 3, 64]))
+    """
 
     _module = nn.GRU
     _states = ("h_0",)

@@ -172,7 +172,12 @@ class _RotationOutMaps(_RotationOutNd):
 
 
 class RotationOut1d(_RotationOutMaps):
-    """RotationOut for sequences of features, (N, C, L) or (C, L); see `RotationOut2d`."""
+    """RotationOut for sequences of features, (N, C, L) or (C, L); see `RotationOut2d`.
+
+    >>> import torch
+    >>> RotationOut1d(p=0.2)(torch.randn(4, 16, 100)).shape
+    torch.Size([4, 16, 100])
+    """
 
     _shape = "L"
 
@@ -199,6 +204,11 @@ class RotationOut2d(_RotationOutMaps):
 
 
 class RotationOut3d(_RotationOutMaps):
-    """RotationOut for volumes of features, (N, C, D, H, W) or (C, D, H, W); see `RotationOut2d`."""
+    """RotationOut for volumes of features, (N, C, D, H, W) or (C, D, H, W); see `RotationOut2d`.
+
+    >>> import torch
+    >>> RotationOut3d(p=0.2)(torch.randn(2, 16, 4, 8, 8)).shape
+    torch.Size([2, 16, 4, 8, 8])
+    """
 
     _shape = "D, H, W"

@@ -32,6 +32,12 @@ def insert_in_stages(model: nn.Module, noise: Noises, *, last: int = 1) -> Repor
 
     Returns:
         What went where; `rotationout.remove` undoes it.
+
+    >>> import rotationout as ro
+    >>> block = lambda: nn.ModuleDict({"conv1": nn.Conv2d(8, 8, 3), "shortcut": nn.Conv2d(8, 8, 1)})
+    >>> model = nn.ModuleDict({"layer1": nn.Sequential(block()), "layer2": nn.Sequential(block(), block())})
+    >>> [change.name for change in insert_in_stages(model, ro.RotationOut2d(0.2)).changed]
+    ['layer2.0.conv1', 'layer2.1.conv1']
     """
     return place(plan(model, noise, before=nn.Conv2d, where=_in_branches(_stages(model, last))))
 
@@ -58,6 +64,11 @@ def insert_blocks(
 
     Returns:
         What went where; `rotationout.remove` undoes it.
+
+    >>> block = lambda: nn.Sequential(nn.ModuleDict({"conv1": nn.Conv2d(8, 8, 3)}))
+    >>> model = nn.ModuleDict({"layer3": block(), "layer4": block(), "fc": nn.Linear(8, 2)})
+    >>> [(change.name, getattr(change.noise, "block_size", None)) for change in insert_blocks(model).changed]
+    [('layer3.0.conv1', 7), ('layer4.0.conv1', 3), ('fc', None)]
     """
     if not isinstance(block_sizes, tuple | list):
         raise TypeError(f"block_sizes must be a size for each of the last stages, e.g. (7, 3), got {block_sizes!r}")

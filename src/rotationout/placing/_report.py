@@ -19,6 +19,10 @@ class Change(NamedTuple):
         side: ``"before"``, ``"after"`` or ``"instead of"`` it.
         noise: the noise itself, now part of the model.
         also: other names of the module, if it is used in several places.
+
+    >>> change = Change("fc", "Linear", "before", nn.Dropout(0.2), also=("head",))
+    >>> f"{change.side} {change.place}"
+    'before fc (also head)'
     """
 
     name: str
@@ -35,7 +39,11 @@ class Change(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A module that was left alone, and why."""
+    """A module that was left alone, and why.
+
+    >>> print(Left("fc", "Linear", "it was not called in a run of the model"))
+    fc (Linear): it was not called in a run of the model
+    """
 
     name: str
     module: str
@@ -52,6 +60,13 @@ class Report:
     Attributes:
         changed: the noises that were placed.
         left: what looked like a place but was left alone.
+
+    >>> report = Report((Change("fc", "Linear", "before", nn.Dropout(0.2)),))
+    >>> print(report)
+    1 placed
+      Dropout(p=0.2, inplace=False) before Linear: fc
+    >>> len(report), report.noises
+    (1, [Dropout(p=0.2, inplace=False)])
     """
 
     changed: tuple[Change, ...] = ()

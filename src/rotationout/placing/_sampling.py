@@ -21,7 +21,12 @@ __all__ = ["Samples", "predict_samples", "sampling"]
 
 
 class Samples(NamedTuple):
-    """What n answers have in common: their mean and their standard deviation (n − 1 in the denominator)."""
+    """What n answers have in common: their mean and their standard deviation (n − 1 in the denominator).
+
+    >>> mean, std = Samples(torch.tensor(2.0), torch.tensor(0.5))
+    >>> std
+    tensor(0.5000)
+    """
 
     mean: Tensor
     std: Tensor

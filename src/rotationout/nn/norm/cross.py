@@ -41,7 +41,12 @@ class _CrossNorm(ChunkedNorm):
 
 
 class CrossNorm1d(_CrossNorm, nn.BatchNorm1d):
-    """Cross-Normalization for (N, C) or (N, C, L); see `CrossNorm2d`. Of vectors a batch must have at least five."""
+    """Cross-Normalization for (N, C) or (N, C, L); see `CrossNorm2d`. Of vectors a batch must have at least five.
+
+    >>> import torch
+    >>> CrossNorm1d(3)(torch.randn(8, 3)).shape
+    torch.Size([8, 3])
+    """
 
 
 class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
@@ -81,4 +86,9 @@ class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
 
 
 class CrossNorm3d(_CrossNorm, nn.BatchNorm3d):
-    """Cross-Normalization for (N, C, D, H, W); see `CrossNorm2d`."""
+    """Cross-Normalization for (N, C, D, H, W); see `CrossNorm2d`.
+
+    >>> import torch
+    >>> CrossNorm3d(3)(torch.randn(2, 3, 4, 4, 4)).shape
+    torch.Size([2, 3, 4, 4, 4])
+    """

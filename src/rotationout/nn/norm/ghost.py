@@ -113,7 +113,11 @@ class ChunkedNorm(_BatchNorm):
 
 
 class GhostBatchNorm1d(ChunkedNorm, nn.BatchNorm1d):
-    """BatchNorm on (N, C) or (N, C, L), statistics over chunks of the batch; see `GhostBatchNorm2d`."""
+    """BatchNorm on (N, C) or (N, C, L), statistics over chunks of the batch; see `GhostBatchNorm2d`.
+
+    >>> GhostBatchNorm1d(3, ghost_batch=8)(torch.randn(32, 3)).view(4, 8, 3).mean(1).abs().max().item() < 1e-5
+    True
+    """
 
 
 class GhostBatchNorm2d(ChunkedNorm, nn.BatchNorm2d):
@@ -140,4 +144,8 @@ class GhostBatchNorm2d(ChunkedNorm, nn.BatchNorm2d):
 
 
 class GhostBatchNorm3d(ChunkedNorm, nn.BatchNorm3d):
-    """BatchNorm on (N, C, D, H, W), statistics over chunks of the batch; see `GhostBatchNorm2d`."""
+    """BatchNorm on (N, C, D, H, W), statistics over chunks of the batch; see `GhostBatchNorm2d`.
+
+    >>> GhostBatchNorm3d(3, ghost_batch=8)(torch.randn(16, 3, 2, 2, 2)).shape
+    torch.Size([16, 3, 2, 2, 2])
+    """

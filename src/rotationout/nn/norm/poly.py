@@ -105,4 +105,8 @@ class PolyBatchNorm2d(_PolyBatchNorm, nn.BatchNorm2d):
 
 
 class PolyBatchNorm3d(_PolyBatchNorm, nn.BatchNorm3d):
-    """BatchNorm on (N, C, D, H, W) whose test mode applies f_poly; see `PolyBatchNorm2d`."""
+    """BatchNorm on (N, C, D, H, W) whose test mode applies f_poly; see `PolyBatchNorm2d`.
+
+    >>> PolyBatchNorm3d(3, batch_size=8)(torch.randn(8, 3, 2, 2, 2)).shape
+    torch.Size([8, 3, 2, 2, 2])
+    """

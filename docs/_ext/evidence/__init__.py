@@ -1,0 +1,14 @@
+"""What the records say, as text for the pages: every measured number of the documentation is made here, from a file.
+
+`substitutions` has a name for each; a page says ``{{ name }}``. What is computed and not measured, the strengths of
+noises for instance, is made here too.
+"""
+
+from . import accuracy, computed, costs, speed
+
+__all__ = ["substitutions"]
+
+
+def substitutions() -> dict[str, str]:
+    """All of them by name."""
+    return {name: text for part in (computed, accuracy, costs, speed) for name, text in part.texts().items()}

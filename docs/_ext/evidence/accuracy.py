@@ -1,0 +1,95 @@
+"""What training runs reached: handwritten digits, small batches, and the runs of ResNet110."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rotationout.experiments.records import Study
+from rotationout.experiments.results import read_records
+from rotationout.experiments.small_batch import SmallBatchStudy
+from rotationout.experiments.tasks import TASKS
+from rotationout.recipes import TABLES
+from rotationout.report import digits, small_batch
+
+from .cells import RESULTS, markdown
+
+__all__ = ["PROTOCOL", "texts"]
+
+PROTOCOL = "cifar100_resnet110_protocol"
+
+
+def texts() -> dict[str, str]:
+    """By name."""
+    return {**_digits(), **_small_batch(), **_protocol(), **_tables()}
+
+
+def _digits() -> dict[str, str]:
+    study = Study.load(RESULTS / "digits.json")
+    table = digits.strength_table(study)
+    others = [p for p in study.rates if p != study.p]
+    return {
+        "digits_strengths": markdown(table.header, table.rows),
+        "digits_none": digits.percent([run.test_accuracy for run in study.select("none")]),
+        "digits_runs": str(len(study.select("dropout"))),
+        "digits_train": str(study.settings["train_examples"]),
+        "digits_test": f"{study.settings['test_examples']:,}",
+        "digits_p": f"{study.p:g}",
+        "digits_difference": digits.difference(study),
+        "digits_other_p": ", ".join(f"{p:g}" for p in others),
+        "digits_seconds": f"{sum(run.seconds for run in study.records):.0f}",
+        "digits_count": str(len(study.records)),
+    }
+
+
+def _protocol() -> dict[str, str]:
+    records = read_records(RESULTS, PROTOCOL)
+    runs: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        runs.setdefault(tuple(record["row"].replace("weight decay ", "").split(", ")), []).append(record)
+    means = {row: statistics.fmean(run["last10_top1"] for run in found) for row, found in runs.items()}
+    rows = []
+    for row in sorted(means, key=lambda row: -means[row]):
+        spread = [digits.percent([run[key] / 100 for run in runs[row]]) for key in ("last10_top1", "best_top1")]
+        rows.append([*row, str(len(runs[row])), *spread])
+    effects = [
+        f"{means[row] - means[row[0], 'no ramp', row[2]]:+.2f} ({row[0]})"
+        for row in means
+        if row[1] == "ramp" and (row[0], "no ramp", row[2]) in means
+    ]
+    first = records[0]["config"]
+    return {
+        "protocol_table": markdown(["preset", "ramp", "weight decay", "n", "last 10 epochs, %", "best epoch, %"], rows),
+        "protocol_count": str(len(records)),
+        "protocol_steps": f"{first['steps']:,}",
+        "protocol_held_out": f"{first['held_out']:,}",
+        "protocol_ramp": f"{max(record['config']['ramp'] for record in records):,}",
+        "protocol_ramp_effects": " and ".join(effects).replace("-", "−"),
+        "protocol_p": f"{first['p']:g}",
+        "protocol_spread": f"{max(means.values()) - min(means.values()):.2f}",
+    }
+
+
+def _small_batch() -> dict[str, str]:
+    study = SmallBatchStudy.load(RESULTS / "small_batch.json")
+    verdicts = [
+        small_batch.verdict(study, norm, m) for norm in ("poly", "cross") for m in ("test_accuracy", "test_loss")
+    ]
+    return {
+        "small_batch_table": small_batch.table(study).markdown(),
+        "small_batch_verdicts": "\n".join(f"- {verdict}" for verdict in verdicts),
+        "small_batch_seeds": str(study.settings["seeds"]),
+        "small_batch_train": f"{study.settings['train_examples']:,}",
+        "small_batch_test": f"{study.settings['test_examples']:,}",
+    }
+
+
+def _tables() -> dict[str, str]:
+    """The paper's tables beside what is recorded of each, or a sentence that nothing is."""
+    found: dict[str, list[str]] = {"table1": [], "table4": []}
+    for name, configs in TABLES.items():
+        records = [] if name == PROTOCOL else read_records(RESULTS, name)
+        if records:
+            table = TASKS[type(configs()[0])].table(records)
+            found["table1" if name.startswith("cifar100") else "table4"].append(f"`{name}`:\n\n{table}")
+    return {key: "\n\n".join(parts) or "No run of it is recorded yet." for key, parts in found.items()}

@@ -1,0 +1,100 @@
+"""What noises cost in time and memory, alone and in whole networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.records import RESULTS as BENCHMARKS
+from benchmarks.tables import cpu_table, gpu_table
+
+from .cells import markdown
+
+__all__ = ["texts"]
+
+
+def texts() -> dict[str, str]:
+    """By name."""
+    return {**_layers(), **_networks()}
+
+
+def _record(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((BENCHMARKS / name).read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _layers() -> dict[str, str]:
+    rows = [row for row in _record("ops_nvidia-h200_torch-2.11.0.json") if "both_us" in row]
+    by_tensor: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_tensor.setdefault(row["tensor"], {})[row["noise"]] = row
+    structured, authors, kept, dropped, of_copy = [], [], [], [], []
+    for noises in by_tensor.values():
+        base = noises["nn.Dropout"]
+        ours = noises.get("structured per example", noises["structured per row"])
+        structured.append(ours["captured_us"][0] / base["captured_us"][0])
+        authors.append(noises["authors' formula"]["captured_us"][0] / base["captured_us"][0])
+        of_copy.append(2 * base["copy_us"][0] / ours["captured_us"][0])
+        kept.append(ours["bytes_kept"] / 1e6)
+        dropped.append(base["bytes_kept"] / 1e6)
+    nchw = by_tensor["float32 (256, 256, 56, 56)"]
+    rows_of_map = nchw["structured per row"]["captured_us"][0] / nchw["nn.Dropout"]["captured_us"][0]
+    return {
+        "gpu_table": gpu_table(),
+        "cpu_table": cpu_table(),
+        "gpu_structured": _range(structured),
+        "gpu_authors": _range(authors, 0),
+        "gpu_of_copy": _range([100 * value for value in of_copy], 0),
+        "gpu_kept": _range(kept, 1),
+        "gpu_dropout_kept": _range(dropped, 0),
+        "gpu_rows_of_map": f"{rows_of_map:.1f}",
+    }
+
+
+def _networks() -> dict[str, str]:
+    """Whole networks: ResNet-50, a small block, and recurrent ones."""
+    steps: dict[tuple[str, bool], dict[str, float]] = {}
+    for row in _record("models_nvidia-h200_torch-2.11.0.json"):
+        steps.setdefault((row["network"].split(",")[0], row["compiled"]), {})[row["noise"]] = row["step_ms"][0]
+    whole = steps["ResNet-50", False]
+    names = {
+        "nn.Dropout": "dropout",
+        "RotationOut (default)": "default",
+        "un-centred, structured": "structured",
+    }
+    found = {f"resnet50_{key}": f"{100 * (whole[name] / whole['none'] - 1):.1f} %" for name, key in names.items()}
+    block, compiled = (
+        steps["block of 256 channels", False],
+        steps["block of 256 channels", True],
+    )
+    fused = "default, fused by the compiler"
+    small = [
+        ["no noise", "none"],
+        ["`nn.Dropout`", "nn.Dropout"],
+        ["`RotationOut2d`", "RotationOut (default)"],
+    ]
+    small.append(["`RotationOut2d`, plain torch for the compiler to fuse", fused])
+    cells = [[label, _milliseconds(block.get(name)), _milliseconds(compiled[name])] for label, name in small]
+    return {
+        **found,
+        "block_table": markdown(["noise", "eager, ms", "compiled, ms"], cells),
+        "recurrent_cpu": _recurrent("cpu"),
+        "recurrent_gpu": _recurrent("nvidia-h200"),
+    }
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _recurrent(device: str) -> str:
+    """The time of networks with RotationOut or locked dropout, relative to layers of torch with Dropout between."""
+    rows = _record(f"recurrent_{device}_torch-2.11.0.json")
+    base = {row["input"]: row["ms"] for row in rows if row["network"] == "nn.LSTMs, nn.Dropout"}
+    noisy = [row for row in rows if "Rotation" in row["network"] or "Locked" in row["network"]]
+    return _range([row["ms"] / base[row["input"]] for row in noisy])
+
+
+def _range(values: Sequence[float], digits: int = 2) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"

@@ -1,0 +1,179 @@
+"""The documentation: its code runs, its commands exist, its site builds without a warning and needs no network."""
+
+import contextlib
+import doctest
+import importlib
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.records import RESULTS
+
+from rotationout.cli import main
+from rotationout.experiments.records import Study, mean_sd
+from rotationout.experiments.results import read_records
+from rotationout.experiments.small_batch import SmallBatchStudy
+from rotationout.registry import KINDS
+from rotationout.report.small_batch import verdict
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+MODULES = re.findall(r"\{public-names\} (\S+)", "".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES))
+
+
+def blocks(page: str) -> Iterator[tuple[int, str, str]]:
+    """Line, language and code of every block of a page."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for match in re.finditer(r"^( *)```(\w+)\n(.*?)^\1```$", text, flags=re.S | re.M):
+        yield text.count("\n", 0, match.start()) + 1, match[2], textwrap.dedent(match[3])
+
+
+@pytest.fixture
+def _as_it_was() -> Iterator[None]:
+    """A page adds a noise of its own; and its tensors are small, so that threads would only wait for each other."""
+    kept, threads = dict(KINDS), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    KINDS.clear()
+    KINDS.update(kept)
+
+
+@pytest.mark.usefixtures("_as_it_was")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_in_order(page: str) -> None:
+    names: dict[str, Any] = {}
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for line, language, code in blocks(page):
+        if language == "python":
+            # As many lines before it as in the page: a traceback then names the right one.
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("\n" * line + code, str(DOCS / page), "exec"), names)
+        elif language == "pycon":
+            example = doctest.DocTestParser().get_doctest(code, names, page, str(DOCS / page), line)
+            said = io.StringIO()
+            runner.run(example, out=said.write, clear_globs=False)
+            names.update(example.globs)
+            assert not said.getvalue(), said.getvalue()
+
+
+def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    used = {
+        (match[1], tuple(re.findall(r"--\w+", match[2])))
+        for page in PAGES
+        for _, language, code in blocks(page)
+        if language == "sh"
+        for match in re.finditer(r"^rotationout (\w+)(.*)", code.replace("\\\n", ""), flags=re.M)
+    }
+    assert used
+    for command, options in used:
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert all(option in shown for option in options), (command, options)
+
+
+def test_what_pages_say_in_words_is_so() -> None:
+    """Numbers are filled in from records; these are the sentences about them."""
+    study = Study.load(ROOT / "results" / "digits.json")
+    accuracy = {
+        noise: [mean_sd([run.test_accuracy for run in study.select(noise, p)])[0] for p in study.rates]
+        for noise in ("none", "dropout", "rotationout")
+    }
+    # choosing.md: Dropout is ahead at every strength, and the strength hardly matters. negative_results.md: and
+    # RotationOut does not beat no noise.
+    assert all(d > r for d, r in zip(accuracy["dropout"], accuracy["rotationout"], strict=True))
+    assert all(max(values) - min(values) < 0.005 for values in accuracy.values())
+    assert max(accuracy["rotationout"]) < accuracy["none"][0]
+
+    # negative_results.md: a ramp brought nothing, nor do other norms at small batch sizes.
+    protocol = {run["row"]: run["last10_top1"] for run in read_records(ROOT / "results", "cifar100_resnet110_protocol")}
+    ramps = {row: row.replace(", ramp", ", no ramp") for row in protocol if ", ramp" in row}
+    assert all(protocol[row] < protocol[other] for row, other in ramps.items() if other in protocol)
+    norms = SmallBatchStudy.load(ROOT / "results" / "small_batch.json")
+    for norm in ("poly", "cross"):
+        for measure in ("test_accuracy", "test_loss"):
+            assert ": better than BatchNorm in 0 of" in verdict(norms, norm, measure)
+
+    ratios: dict[str, dict[str, float]] = {}
+    for row in json.loads((RESULTS / "ops_nvidia-h200_torch-2.11.0.json").read_text(encoding="utf-8"))["rows"]:
+        if "both_us" in row:  # a large tensor
+            ratios.setdefault(row["tensor"], {})[row["noise"]] = row["captured_us"][0]
+    for tensor, times in ratios.items():
+        dropout = times["nn.Dropout"]
+        assert times["batch mean"] > dropout, tensor  # negative_results.md: slower than Dropout
+        if "4096" in tensor:  # and permutations of many features too, but not structured pairings
+            assert times["permutation per batch"] > dropout > times["structured per row"]
+
+    steps: dict[str, dict[bool, float]] = {}
+    for row in json.loads((RESULTS / "models_nvidia-h200_torch-2.11.0.json").read_text(encoding="utf-8"))["rows"]:
+        if row["network"].startswith("block"):
+            steps.setdefault(row["noise"], {})[row["compiled"]] = row["step_ms"][0]
+    fused = steps.pop("default, fused by the compiler")[True]
+    assert all(times[True] > times[False] for times in steps.values())  # compiling made none of them faster
+    assert fused < steps["RotationOut (default)"][True]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_has_an_example(module: str) -> None:
+    """In its docstring; data, which have none, in the page of the reference that has them."""
+    package = importlib.import_module(module)
+    page = next(page for page in PAGES if f"{{public-names}} {module}\n" in (DOCS / page).read_text(encoding="utf-8"))
+    codes = "".join(code for _, language, code in blocks(page) if language == "pycon")
+    for name in package.__all__:
+        value = getattr(package, name)
+        if inspect.ismodule(value):
+            continue
+        written = inspect.getdoc(value) if callable(value) else None
+        shown = ">>>" in written if written else re.search(rf"\b{name}\b", codes)
+        assert shown, f"{module}.{name} has no example"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx")
+    out = tmp_path_factory.mktemp("site")
+    call = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-E", "-d", f"{out}/doctrees"]
+    done = subprocess.run([*call, str(DOCS), f"{out}/html"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+def test_the_site_has_every_page_and_needs_nothing_else(site: Path) -> None:
+    for page in PAGES:
+        html = (site / page).with_suffix(".html").read_text(encoding="utf-8")
+        assert str(ROOT) not in html
+        loaded = re.findall(r"<(?:script|img|link)[^>]*(?:src|href)=\"([^\"]+)\"", html)
+        assert not [address for address in loaded if "//" in address], page
+        assert not re.search(r"\{\{|\}\}", html), f"{page} has a number that was not filled in"
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    from sphinx.util.inventory import InventoryFile
+
+    with (site / "objects.inv").open("rb") as file:
+        known = {name for objects in InventoryFile.load(file, "", "/".join).values() for name in objects}
+    documented = {id(_value(name)) for name in known if name.startswith("rotationout.")}
+    for module in MODULES:
+        package = importlib.import_module(module)
+        missing = [name for name in package.__all__ if id(getattr(package, name)) not in documented]
+        assert not missing, (module, missing)
+
+
+def _value(name: str) -> object:
+    value: Any = importlib.import_module("rotationout")
+    for part in name.split(".")[1:]:
+        if not hasattr(value, part) and inspect.ismodule(value):
+            importlib.import_module(f"{value.__name__}.{part}")
+        value = getattr(value, part, None)
+    return value
