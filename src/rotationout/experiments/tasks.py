@@ -40,7 +40,7 @@ class Task:
 def _table1(records: Sequence[dict[str, Any]]) -> str:
     from ..report.table1 import table1  # it reads the recipes, which read this package
 
-    return table1(records)
+    return table1(records).markdown()
 
 
 TASKS: dict[type[Config], Task] = {
