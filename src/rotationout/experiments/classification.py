@@ -120,8 +120,8 @@ class Classification(Run):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the studies of the config find, with random numbers of the run."""
-        with self.numbers.used(), self._graphs.on_stream():
+        """What the studies of the config find."""
+        with self.at_work():
             return {name: STUDIES[name](self) for name in self.config.studies}
 
     @property
@@ -213,8 +213,9 @@ def _plan(order: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _brought_up_to_date(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a run that was stopped when there was one task and one process: it goes on, with other cuts."""
-    if "curve" not in state:
+    """The state of a run that was stopped before processes could share one: it goes on, with other cuts."""
+    if "plan" in state:
         return state
     plan = _plan(state["order"], torch.Generator().manual_seed(state["step"]))
-    return {**state, "curves": {"test_curve": state["curve"]}, "numbers": [state["numbers"]], "plan": plan}
+    curves = state["curves"] if "curves" in state else {"test_curve": state["curve"]}  # there was one task once
+    return {**state, "curves": curves, "numbers": [state["numbers"]], "plan": plan}
