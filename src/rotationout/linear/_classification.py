@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.special import expit, softmax
+from scipy.special import log_expit, log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -44,8 +45,8 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
     Args:
         noise: ``"rotation"``, ``"dropout"``, ``"gaussian"`` or ``"uout"``, of equal strength at equal p.
         p: drop probability of the Dropout it is matched to; 0 is logistic regression without a penalty.
-        n_copies: how many noisy copies of the training set stand for the expectation. Rows times copies should be many
-            for every weight, or else the classes may be separable by chance.
+        n_copies: how many noisy copies of the training set stand for the expectation. With few rows for every weight,
+            copies included, the model learns their noise by heart: ``"auto"`` takes as many as make 100, 8 at least.
         fit_intercept: fit b, which no noise disturbs; features are then disturbed about the mean of the training set,
             without it about the origin.
         tol: where L-BFGS stops, the largest derivative.
@@ -74,7 +75,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         noise: str = "rotation",
         p: float = 0.5,
         *,
-        n_copies: int = 32,
+        n_copies: int | str = "auto",
         fit_intercept: bool = True,
         tol: float = 1e-4,
         max_iter: int = 1000,
@@ -92,9 +93,9 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """Train on features (n, D) and labels (n,)."""
         kind = strength.check_choice("noise", self.noise, NOISES)
         rate = strength.check_rate(self.p)
-        copies = self.n_copies if rate else 1
-        if isinstance(copies, bool) or not isinstance(copies, int | np.integer) or copies < 1:
-            raise ValueError(f"n_copies must be a positive integer, got {self.n_copies!r}")
+        copies = self.n_copies
+        if copies != "auto" and (not isinstance(copies, int | np.integer) or isinstance(copies, bool) or copies < 1):
+            raise ValueError(f"n_copies must be a positive integer or 'auto', got {copies!r}")
         fewest = 2 if kind == "rotation" else 1  # a pair
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_features=fewest)
         check_classification_targets(y)
@@ -104,17 +105,21 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
 
         mean = X.mean(0) if self.fit_intercept else np.zeros(X.shape[1], X.dtype)
-        scale = float(np.sqrt(np.mean((X - mean) ** 2))) or 1.0
-        features = torch.from_numpy(np.ascontiguousarray((X - mean) / X.dtype.type(scale)))
+        features = torch.from_numpy(np.subtract(X, mean, order="C"))
+        scale = features.square().mean().sqrt().item() or 1.0
+        features /= scale
+        if copies == "auto":
+            copies = max(8, math.ceil(100 * X.shape[1] * len(self.classes_) / len(X)))
         # The features are centred, so noise about their mean is noise about the origin.
-        copied = _Copies(features, kind, rate, int(copies), seed)
+        copied = _Copies(features, kind, rate, int(copies) if rate else 1, seed)
         loss = _Loss(copied, torch.from_numpy(labels), len(self.classes_), bias=self.fit_intercept)
         options = {"maxiter": self.max_iter, "gtol": self.tol, "ftol": 0.0, "maxfun": 10 * self.max_iter}
         found = minimize(loss, np.zeros(loss.size), jac=True, method="L-BFGS-B", options=options)
-        if found.status == 1:
+        steepest = float(abs(found.jac).max())
+        if steepest > self.tol:
             warnings.warn(
-                f"L-BFGS stopped after max_iter = {self.max_iter} steps with a largest derivative of "
-                f"{abs(found.jac).max():.2g}, above tol = {self.tol:g}; raise one of them",
+                f"L-BFGS stopped after {found.nit} steps with a largest derivative of {steepest:.2g}, above "
+                f"tol = {self.tol:g}; raise tol or max_iter = {self.max_iter}",
                 ConvergenceWarning,
                 stacklevel=2,
             )
@@ -135,14 +140,14 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of every class, (n, classes), without noise."""
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            return np.stack([expit(-scores), expit(scores)], axis=1)
-        return np.asarray(softmax(scores, axis=1))
+        return np.asarray(np.exp(self.predict_log_proba(X)))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """The logarithm of `predict_proba`."""
-        return np.asarray(np.log(self.predict_proba(X)))
+        """The logarithm of `predict_proba`, finite however small."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([log_expit(-scores), log_expit(scores)], axis=1)
+        return np.asarray(log_softmax(scores, axis=1))
 
     def predict(self, X: Any) -> Array:
         """The most probable label of every row."""

@@ -60,7 +60,7 @@ def condition_numbers(X: Any, p: float = 0.5, *, fit_intercept: bool = True) -> 
     sample = Sample(X, np.zeros((len(X), 1)), None, centred=fit_intercept)
     gram = sample.moments()[0]
     gram = np.tril(gram) + np.tril(gram, -1).T
-    features, energy = len(gram), sample.energy(gram)
+    features, energy = len(gram), sample.without_rounding(np.diag(gram))
     bound = rotation_condition_bound(features, p)
     scale = np.sqrt(np.where(energy > 0, energy, 1))
     correlation = gram / scale / scale[:, None]

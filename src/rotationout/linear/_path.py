@@ -32,7 +32,7 @@ class Spectrum:
         n, features = sample.shape
         if features <= n:
             gram, cross = sample.moments()
-            self.energy = sample.energy(gram)
+            self.energy = sample.without_rounding(np.diag(gram))
             self.scale = noise(self.energy, 1.0).scale
             gram /= self.scale
             gram /= self.scale[:, None]
@@ -41,7 +41,7 @@ class Spectrum:
             self._rows = None
             return
         z, t = sample.rows()
-        self.energy = sample.energy()
+        self.energy = sample.without_rounding(np.einsum("ij,ij->j", z, z))
         self.scale = noise(self.energy, 1.0).scale
         z /= self.scale
         values, left = _eigh(square(z))

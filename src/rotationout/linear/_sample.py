@@ -77,17 +77,17 @@ class Sample:
             cross += z.T @ t
         return gram, cross
 
-    def energy(self, gram: Array | None = None) -> Array:
-        """Σ z² of every feature, the diagonal of ZᵀZ; zero where a constant less its mean left rounding errors."""
-        if gram is not None:
-            energy = np.diag(gram).copy()
-        else:
-            energy = np.zeros(self.shape[1], dtype=self.x.dtype)
-            for _, z, _ in self.blocks():
-                energy += np.einsum("ij,ij->j", z, z)
+    def energy(self) -> Array:
+        """Σ z² of every feature, the diagonal of ZᵀZ."""
+        energy = np.zeros(self.shape[1], dtype=self.x.dtype)
+        for _, z, _ in self.blocks():
+            energy += np.einsum("ij,ij->j", z, z)
+        return self.without_rounding(energy)
+
+    def without_rounding(self, energy: Array) -> Array:
+        """Zero where a constant less its mean left rounding errors."""
         rounding = 8 * np.finfo(self.x.dtype).eps * np.sqrt(len(self.x)) * self.x_mean
-        energy[energy <= self.total * rounding**2] = 0
-        return energy
+        return np.where(energy > self.total * rounding**2, energy, 0)
 
     def rows(self) -> tuple[Array, Array]:
         """All of z and t, copied."""

@@ -85,18 +85,21 @@ def solve(sample: Sample, noise: Noise, lam: float, solver: str = "auto", tol: f
     bounded through the condition number, whatever the data: √(D/λ)·½·ln(2/tol) at most.
     """
     n, features = sample.shape
-    by_steps = solver == "cg" or (solver == "auto" and min(n, features) > CG_FROM)
-    if features <= n and not by_steps:
-        gram, cross = sample.moments()
-        penalty = noise(sample.energy(gram), lam)
-        if _is_well_posed(penalty, gram.dtype):
-            return _solve_primal(gram, cross, penalty)
-    else:
+    if solver == "cg" or (solver == "auto" and min(n, features) > CG_FROM):
         penalty = noise(sample.energy(), lam)
         if _is_well_posed(penalty, sample.x.dtype):
-            return _solve_by_steps(sample, penalty, tol) if by_steps else _solve_dual(sample, penalty)
+            return _solve_by_steps(sample, penalty, tol)
+    elif features <= n:
+        gram, cross = sample.moments()
+        penalty = noise(sample.without_rounding(np.diag(gram)), lam)
+        if _is_well_posed(penalty, gram.dtype):
+            return _solve_primal(gram, cross, penalty)
     z, t = sample.rows()
-    weights: Array = lstsq(z / penalty.scale, t, overwrite_a=True, overwrite_b=True, check_finite=False)[0]
+    penalty = noise(sample.without_rounding(np.einsum("ij,ij->j", z, z)), lam)
+    z /= penalty.scale
+    if features > n and _is_well_posed(penalty, z.dtype):
+        return _solve_dual(z, t, penalty)
+    weights: Array = lstsq(z, t, overwrite_a=True, overwrite_b=True, check_finite=False)[0]
     return weights / penalty.scale[:, None]
 
 
@@ -113,14 +116,12 @@ def _solve_primal(gram: Array, cross: Array, penalty: Penalty) -> Array:
     return cross / scale[:, None]
 
 
-def _solve_dual(sample: Sample, penalty: Penalty) -> Array:
+def _solve_dual(z: Array, t: Array, penalty: Penalty) -> Array:
     """(g·ZᵀZ + r·I)⁻¹Zᵀt = Zᵀ(g·ZZᵀ + r·I)⁻¹t, Woodbury's identity: n × n where there are fewer rows than features."""
-    z, t = sample.rows()
-    z /= penalty.scale
     kernel = square(z)
     kernel *= penalty.gain
     _solve_positive(kernel, t, penalty.ridge)
-    return (z.T @ t) / penalty.scale[:, None]
+    return np.asarray((z.T @ t) / penalty.scale[:, None])
 
 
 def _solve_positive(matrix: Array, right: Array, ridge: float) -> None:
