@@ -59,7 +59,7 @@ def recurrent_ratios(device: str) -> str:
 
 def test_the_code_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     exec(compile("\n".join(blocks), "README.md", "exec"), {})
 
 
