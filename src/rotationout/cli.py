@@ -117,7 +117,10 @@ def _print_table(options: argparse.Namespace) -> int:
     # Fields changed on the command line are in the name of what was run, behind that of the table.
     names = [name for name in TABLES if options.recipe == name or options.recipe.startswith(f"{name}_")]
     name = max(names, key=len) if names else check_choice("recipe", options.recipe, TABLES)
-    print(TASKS[type(TABLES[name]()[0])].table(read_records(options.out, options.recipe)))
+    task, records = TASKS[type(TABLES[name]()[0])], read_records(options.out, options.recipe)
+    print(task.table(records).markdown())
+    if notes := task.notes(records):
+        print(f"\n{notes}")
     return 0
 
 

@@ -90,6 +90,6 @@ def _tables() -> dict[str, str]:
     for name, configs in TABLES.items():
         records = [] if name == PROTOCOL else read_records(RESULTS, name)
         if records:
-            table = TASKS[type(configs()[0])].table(records)
+            table = TASKS[type(configs()[0])].table(records).markdown()
             found["table1" if name.startswith("cifar100") else "table4"].append(f"`{name}`:\n\n{table}")
     return {key: "\n\n".join(parts) or "No run of it is recorded yet." for key, parts in found.items()}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .classification import Classification, ClassificationConfig, load_images
 from .config import Config
 from .run import Run
+
+if TYPE_CHECKING:
+    from ..report.page import Table
 from .speech.recognition import Recognition, SpeechConfig, load_speech
 
 __all__ = ["TASKS", "Task", "maker"]
@@ -26,7 +29,8 @@ class Task:
         data: what the path to its data must be.
         load: reads them: a config, that path, a device.
         run: makes a run: a config, what ``load`` gave, a device.
-        table: what the records of a recipe say, as a Markdown table.
+        table: what the records of a recipe say, as cells.
+        notes: what else they say, in Markdown.
         data_fields: fields of the config that ``load`` depends on; runs that agree in them share their data.
     """
 
@@ -34,20 +38,27 @@ class Task:
     data: str
     load: Callable[[Any, Path, torch.device], Any]
     run: Callable[[Any, Any, torch.device], Run]
-    table: Callable[[Sequence[dict[str, Any]]], str]
+    table: Callable[[Sequence[dict[str, Any]]], Table]
+    notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
     data_fields: tuple[str, ...] = ()
 
 
-def _table1(records: Sequence[dict[str, Any]]) -> str:
+def _table1(records: Sequence[dict[str, Any]]) -> Table:
     from ..report.table1 import table1  # it reads the recipes, which read this package
 
-    return table1(records).markdown()
+    return table1(records)
 
 
-def _table4(records: Sequence[dict[str, Any]]) -> str:
+def _table4(records: Sequence[dict[str, Any]]) -> Table:
     from ..report.table4 import table4
 
     return table4(records)
+
+
+def _transcripts(records: Sequence[dict[str, Any]]) -> str:
+    from ..report.table4 import transcripts
+
+    return transcripts(records)
 
 
 TASKS: dict[type[Config], Task] = {
@@ -65,6 +76,7 @@ TASKS: dict[type[Config], Task] = {
         load=load_speech,
         run=Recognition,
         table=_table4,
+        notes=_transcripts,
         data_fields=("train_split", "test_split", "held_out", "alphabet"),
     ),
 }

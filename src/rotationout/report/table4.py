@@ -8,8 +8,9 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes.speech import an4, rows
 from .cells import by_row, significance, spread
+from .page import Table
 
-__all__ = ["PAPER", "chosen_strength", "table4"]
+__all__ = ["PAPER", "chosen_strength", "table4", "transcripts"]
 
 PAPER = dict(
     zip(
@@ -26,26 +27,33 @@ RIVALS = {
 """What RotationOut is compared with: the best of the others without and with weight drop."""
 
 
-def table4(records: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of the records of one recipe, and what the first seed of each row heard.
+def table4(records: Sequence[dict[str, Any]]) -> Table:
+    """The records of one recipe, a row each for its rows, in the order of the paper; columns without numbers left out.
 
     The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for RotationOut against the
     best of the others.
     """
-    found = by_row(records)
-    order = [row for row in PAPER if row in found] + [row for row in found if row not in PAPER]
-    lines = [
-        "| row | runs | edit distance | the paper's, WSJ | CER, % | p, none | p, rival |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in order:
-        distance = _distances(found[row])
+    found = _ordered(records)
+    header = ["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"]
+    lines = []
+    for row, runs in found.items():
+        distance = _distances(runs)
         against = [found.get("none", []) if row != "none" else [], found.get(RIVALS.get(row, ""), [])]
         tests = [significance(distance, _distances(others)) for others in against]
-        rate = spread([run["cer"] for run in found[row]])
-        cells = [row, str(len(found[row])), spread(distance), PAPER.get(row, "–"), rate, *tests]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_transcripts({row: found[row] for row in order})])
+        rate = spread([run["cer"] for run in runs])
+        lines.append([row, str(len(runs)), spread(distance), PAPER.get(row, "–"), rate, *tests])
+    return Table(header, lines).filled()
+
+
+def transcripts(records: Sequence[dict[str, Any]]) -> str:
+    """What was said, and under it what each row's first seed heard of it, in Markdown."""
+    first = {row: runs[0]["transcripts"] for row, runs in _ordered(records).items()}
+    lines = []
+    for place, shown in enumerate(next(iter(first.values()))):
+        lines += [f"`{shown['name']}`: {shown['said']}", ""]
+        lines += [f"- {row}: {heard[place]['heard'] or '(nothing)'}" for row, heard in first.items()]
+        lines.append("")
+    return "\n".join(lines)
 
 
 def chosen_strength(records: Sequence[dict[str, Any]]) -> float:
@@ -62,12 +70,6 @@ def _distances(runs: Sequence[dict[str, Any]]) -> list[float]:
     return [run["edit_distance"] for run in runs]
 
 
-def _transcripts(found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What was said, and under it what each row's first seed heard of it."""
-    first = {row: runs[0]["transcripts"] for row, runs in found.items()}
-    lines = []
-    for place, shown in enumerate(next(iter(first.values()))):
-        lines += [f"`{shown['name']}`: {shown['said']}", ""]
-        lines += [f"- {row}: {heard[place]['heard'] or '(nothing)'}" for row, heard in first.items()]
-        lines.append("")
-    return lines
+def _ordered(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found = by_row(records)
+    return {row: found[row] for row in [*(r for r in PAPER if r in found), *(r for r in found if r not in PAPER)]}
