@@ -125,6 +125,8 @@ def fold_errors(
     """The mean squared error, weighted, on the test rows of all folds, for every λ: one decomposition for each fold."""
     squares, total = np.zeros(len(lams)), 0.0
     for train, test in folds:
+        if sample.weight is not None and not sample.weight[train].any():
+            raise ValueError("cv leaves a fold to learn from whose rows all have sample_weight 0; choose other folds")
         spectrum = Spectrum(sample.take(train), noise)
         weight = np.ones(len(sample.x[test])) if sample.weight is None else sample.weight[test]
         errors = spectrum.predict(sample.x[test], lams) - sample.y[test]
