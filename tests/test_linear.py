@@ -328,3 +328,29 @@ def test_wrong_data() -> None:
         DropoutRegressorCV(cv=folds).fit(np.eye(4), np.arange(4.0), np.array([0.0, 0, 1, 1]))
     with pytest.raises(ValueError, match="at least 3 samples"):
         RotationOutRegressorCV().fit(np.eye(2), np.arange(2.0))
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1])
+@pytest.mark.parametrize("shape", [(60, 3000), (800, 300)])
+@pytest.mark.parametrize("make", [RotationOutRegressor, DropoutRegressor])
+def test_single_precision_is_regularised_as_double_precision_is(make: Any, shape: tuple[int, int], p: float) -> None:
+    """Features nearly of rank 20, and condition numbers that 24 bits do not bear."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((shape[0], 20)) @ rng.standard_normal((20, shape[1])) + 0.05 * rng.standard_normal(shape)
+    y = x[:, 0] + 5 * rng.standard_normal(len(x))
+    double = make(p).fit(x, y)
+    single = make(p).fit(x.astype(np.float32), y.astype(np.float32))
+    assert single.coef_.dtype == np.float32
+    error = np.linalg.norm(single.coef_ - double.coef_) / np.linalg.norm(double.coef_)
+    assert error < 0.02
+
+
+@pytest.mark.parametrize("make", [RotationOutRegressor, DropoutRegressor])
+def test_a_feature_far_from_zero_is_no_constant(make: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = np.c_[2000 + 0.5 * rng.standard_normal(20_000), rng.standard_normal((20_000, 2))]
+    y = x @ [1.0, 1.0, 1.0]
+    single = make(0.5).fit(x.astype(np.float32), y.astype(np.float32))
+    np.testing.assert_allclose(single.coef_, make(0.5).fit(x, y).coef_, atol=0.01)
+    x[:, 0] = 2000.0
+    assert make(0.5).fit(x.astype(np.float32), y.astype(np.float32)).coef_[0] == pytest.approx(0, abs=0.05)

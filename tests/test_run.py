@@ -21,6 +21,7 @@ from rotationout.experiments.config import Config
 from rotationout.experiments.numbers import Numbers
 from rotationout.experiments.run import Run, _begin_momentum
 from rotationout.recipes import TABLES
+from rotationout.report.page import Table
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -88,8 +89,8 @@ def load(config: PlaneConfig, path: Path, device: torch.device) -> Tensor:
     return torch.randn(count, config.inputs, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def table(records: Sequence[dict[str, object]]) -> str:
-    return "\n".join(f"{record['row']} {record['last_error']:.3f}" for record in records)
+def table(records: Sequence[dict[str, object]]) -> Table:
+    return Table(["row", "error"], [[str(record["row"]), f"{record['last_error']:.3f}"] for record in records])
 
 
 def rows() -> list[PlaneConfig]:
@@ -125,7 +126,7 @@ def test_another_task_is_trained_by_the_same_commands(
         assert record["skipped"] == 3
     capsys.readouterr()
     assert cli.main(["table", "plane", "--out", str(tmp_path / "r")]) == 0
-    assert capsys.readouterr().out.count("rotation 0.") == 2
+    assert capsys.readouterr().out.count("| rotation | 0.") == 2
 
 
 def test_fields_of_a_task_are_options_and_those_of_others_are_refused(

@@ -69,3 +69,14 @@ def test_records_hold_studies_and_configs_check_them(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="studies must be"):
         run.config.replace(studies=("shift",))
     assert set(STUDIES) == {"variance_shift", "coadaptation"}
+
+
+def test_a_study_that_fails_does_not_cost_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Classification) -> dict[str, Any]:
+        raise RuntimeError("out of memory")
+
+    run = trained("Dropout-b", monkeypatch)
+    monkeypatch.setitem(STUDIES, "variance_shift", broken)
+    facts = run.facts
+    assert facts["variance_shift"] == {"failed": "RuntimeError: out of memory"}
+    assert facts["coadaptation"]["value"][0] > 0

@@ -97,9 +97,10 @@ def test_what_is_left_alone() -> None:
     class Other(nn.BatchNorm2d):
         pass
 
-    net = nn.Sequential(Other(3), nn.SyncBatchNorm(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3))
+    net = nn.Sequential(Other(3), nn.SyncBatchNorm(3), nn.LazyBatchNorm2d(), nn.GroupNorm(1, 3), nn.BatchNorm2d(3))
     before = [type(module) for module in net]
     norm.convert_batchnorm(net, "cross")
+    assert [type(module) for module in net] == [*before[:-1], norm.CrossNorm2d]
     norm.to_batchnorm(net)
     assert [type(module) for module in net] == before
     plain = nn.Sequential(nn.BatchNorm2d(3))
@@ -137,3 +138,12 @@ def test_nothing_changes_if_anything_fails() -> None:
     with pytest.raises(ValueError, match="needs batch_size"):
         norm.convert_batchnorm(net, "poly")
     assert kinds(net) == {nn.BatchNorm1d, nn.BatchNorm2d}
+
+
+def test_a_conversion_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="what it has is SyncBatchNorm"):
+        norm.convert_batchnorm(nn.Sequential(nn.SyncBatchNorm(4)), "cross")
+    with pytest.raises(ValueError, match="CrossNorm1d can stand for: what it has is BatchNorm2d"):
+        norm.convert_batchnorm(nn.Sequential(nn.BatchNorm2d(4)), norm.CrossNorm1d)
+    with pytest.raises(ValueError, match="no BatchNorm layer at all"):
+        norm.convert_batchnorm(nn.Linear(2, 2), "ghost")

@@ -460,3 +460,35 @@ def test_what_a_data_pipeline_draws_is_not_noise_of_the_model() -> None:
     repair = correct_batchnorm_(model, Augmented())
     assert [one.name for one in repair.layers] == ["2"]
     assert [one.name for one in recalibrate_batchnorm_(model, Augmented()).layers] == ["0", "2"]
+
+
+class Overwrites(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.noise, self.norm = ro.nn.CentredDropout(0.5, dim=1), nn.BatchNorm1d(4)
+        self.act, self.how = nn.ReLU(inplace=True), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.noise(x)
+        if self.how == "method":
+            y.relu_()
+        elif self.how == "function":
+            F.relu(y, inplace=True)
+        elif self.how == "module":
+            self.act(y)
+        return self.norm(y)
+
+
+@pytest.mark.parametrize("how", ["method", "function", "module"])
+def test_code_that_overwrites_a_tensor_is_not_read_but_run(how: str) -> None:
+    model = Overwrites(how)
+    for _ in range(60):
+        model(torch.randn(64, 4))
+    with pytest.raises(ValueError, match="changes a tensor in place that goes on under the name it had"):
+        correct_batchnorm_(model)
+    with pytest.raises(ValueError, match="through relu"):
+        correct_batchnorm_(model, example_inputs=torch.randn(8, 4))
+    same = Overwrites("not at all")
+    for _ in range(60):
+        same(torch.randn(64, 4))
+    assert len(correct_batchnorm_(same).layers) == 1

@@ -433,3 +433,15 @@ def test_the_figure_shows_mean_and_maximum_of_every_layer(layers: int) -> None:
     assert list(maximum) == [layer.r.max().item() for layer in found.layers]
     assert list(mean) == [layer.r.mean().item() for layer in found.layers]
     assert axes.get_ylabel() == "variance shift r"
+
+
+def test_a_dead_channel_spoils_no_row() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.BatchNorm1d(3))
+    nn.init.constant_(model[0].bias[:1], -100.0)
+    for _ in range(150):
+        model(torch.randn(32, 4))
+    (layer,) = variance_shift(model, [torch.randn(32, 4) for _ in range(4)]).layers
+    assert layer.stored is not None
+    assert layer.stored[0] > layer.test[0] == 0
+    assert layer.stored_r is not None
+    assert layer.stored_r[0] == layer.r[0] == 1

@@ -23,6 +23,10 @@ _RANDOM = ("dropout", "bernoulli", "rand_like", "randn_like", "normal", "uniform
 """Parts of the names of functions and methods that draw random numbers."""
 
 
+_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
+"""Operators that change their first argument."""
+
+
 class UntraceableError(ValueError):
     """The code of a model depends on its input: only a run tells what it does."""
 
@@ -62,10 +66,28 @@ class _Reader:
 
     def read(self, graph: fx.Graph) -> Flow:
         carried: dict[fx.Node, Paths] = {}
+        order = {node: place for place, node in enumerate(graph.nodes)}
         for node in graph.nodes:
+            if self._writes(node) and any(order[user] > order[node] for user in node.all_input_nodes[0].users):
+                raise UntraceableError(
+                    f"{node.target} changes a tensor in place that goes on under the name it had; give example_inputs, "
+                    "for a run of the model"
+                )
             paths = self._merged([carried[given] for given in node.all_input_nodes])
             carried[node] = self._module(node, paths) if node.op == "call_module" else self._function(node, paths)
         return self.flow
+
+    def _writes(self, node: fx.Node) -> bool:
+        """Whether a node changes its first input."""
+        if not node.all_input_nodes:
+            return False
+        if node.op == "call_module":
+            return bool(getattr(self.model.get_submodule(cast(str, node.target)), "inplace", False))
+        if node.op not in ("call_function", "call_method"):
+            return False
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        trailing = name.endswith("_") and not name.endswith("__")
+        return trailing or name in _IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
     def _module(self, node: fx.Node, paths: Paths) -> Paths:
         module = self.model.get_submodule(cast(str, node.target))

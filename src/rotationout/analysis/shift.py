@@ -45,16 +45,20 @@ class LayerShift:
     test: Tensor
     stored: Tensor | None
     calls: int
+    eps: float = 0.0
 
     @property
     def r(self) -> Tensor:
-        """max(train / test, test / train) of every channel: 1 is no shift. 1 also if a channel is constant in both."""
-        return _ratio(self.train, self.test)
+        """max(train / test, test / train) of every channel: 1 is no shift.
+
+        1 also if neither variance is more than eps: such a channel is dead, and BatchNorm does not see the difference.
+        """
+        return _ratio(self.train, self.test, self.eps)
 
     @property
     def stored_r(self) -> Tensor | None:
         """The same with the variance that is stored: what testing mode is off by, after a repair too."""
-        return None if self.stored is None else _ratio(self.stored, self.test)
+        return None if self.stored is None else _ratio(self.stored, self.test, self.eps)
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ def variance_shift(
             test[name].variance(),
             None if (stored := layers[name].running_var) is None else stored.detach().double().cpu(),
             scatter.calls,
+            layers[name].eps,
         )
         for name, scatter in train.items()
         if name in test
@@ -264,9 +269,10 @@ def _measure(
     return found
 
 
-def _ratio(one: Tensor, other: Tensor) -> Tensor:
+def _ratio(one: Tensor, other: Tensor, eps: float) -> Tensor:
+    """max(one / other, other / one), and 1 where both are lost beside what BatchNorm adds: a channel that is dead."""
     r = torch.maximum(one / other, other / one)
-    return torch.where((one == 0) & (other == 0), 1.0, r)
+    return torch.where(torch.maximum(one, other) <= eps, 1.0, r)
 
 
 def _cells(layer: LayerShift) -> tuple[str, ...]:

@@ -120,9 +120,15 @@ class Classification(Run):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the studies of the config find."""
-        with self.at_work():
-            return {name: STUDIES[name](self) for name in self.config.studies}
+        """What the studies of the config find. One that fails must not cost the run its record: that says why."""
+        found: dict[str, Any] = {}
+        for name in self.config.studies:
+            try:
+                with self.at_work():
+                    found[name] = STUDIES[name](self)
+            except Exception as error:
+                found[name] = {"failed": f"{type(error).__name__}: {error}"}
+        return found
 
     @property
     def status(self) -> str:

@@ -48,9 +48,10 @@ class Job:
         if kept is not None:
             state, self.history = kept
             self.run.restore(state)
-        here = {**results.machine(self.run.device), "processes": processes.size()}
-        if here not in self.history["machines"]:
-            self.history["machines"].append(here)
+        self.here = {**results.machine(self.run.device), "processes": processes.size()}
+        if self.here not in self.history["machines"]:
+            self.history["machines"].append(self.here)
+        self.whole = True
         self.scalars = None
         if tensorboard is not None and processes.rank() == 0:
             self.scalars = Scalars(results.record_path(tensorboard, config).with_suffix(""), self.run)
@@ -71,12 +72,16 @@ class Job:
         """One step, unless all are done: they may have been when it stopped, if its record could not be written."""
         if self.run.finished:
             return
+        self.whole = False  # until the step is done: what one leaves behind that breaks off is no state to go on from
         self.run.advance()
+        self.whole = True
         if self.scalars is not None:
             self.scalars.write(self.run)
 
     def save(self) -> str:
         """Write a checkpoint; if that cannot be, the last one stays, the run goes on, and what is returned says why."""
+        if not self.whole:
+            return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off, and the last checkpoint stays"
         self.history["seconds"] = self.seconds
         state = self.run.state()
         if processes.rank():
@@ -89,7 +94,7 @@ class Job:
 
     def finish(self, folder: Path) -> None:
         """Write the record; the checkpoint is no longer needed. If it cannot be written the run is kept."""
-        self.history["seconds"] = self.seconds
+        self.save()  # facts take a while
         state, facts = self.run.state(), self.run.facts  # first of all: they take all processes
         if processes.rank():
             return
@@ -104,7 +109,7 @@ class Job:
             "together": self.together,  # runs that shared the device, its time and its memory
             "compiled": self.run.compiled,
             "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
-            **self.history["machines"][-1],
+            **self.here,
             "machines": self.history["machines"],
         }
         try:

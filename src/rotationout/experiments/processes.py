@@ -49,7 +49,12 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
         name: of the device. If not given, a GPU if there is one (to each process on a machine its own), else the CPU.
     """
     launched = dist.is_available() and dist.is_torchelastic_launched()
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but torch finds no GPU here")
     if launched and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda" and device.index is not None:

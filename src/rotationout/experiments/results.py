@@ -102,15 +102,23 @@ def _replace(path: Path, write: Callable[[Path], object], *, new: bool = False) 
     try:
         write(temporary)
         if new:
-            _claim(path)
-        os.replace(temporary, path)
+            _place_new(temporary, path)
+        else:
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _claim(path: Path) -> None:
+def _place_new(temporary: Path, path: Path) -> None:
+    """Give a file its name at once and whole, unless there is one of that name."""
     try:
-        path.touch(exist_ok=False)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links: a kill between these two leaves an empty file
+            path.touch(exist_ok=False)
+            os.replace(temporary, path)
     except FileExistsError as error:
         raise FileExistsError(
             f"{path} is there already, written by another process; it is left as it is, and this run is kept as a "
@@ -119,12 +127,12 @@ def _claim(path: Path) -> None:
 
 
 def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
-    """Those that have no record yet. A record of other settings in the place of one is an error."""
-    found = []
+    """Those that have no record yet, each once. A record of other settings in the place of one is an error."""
+    found: dict[Path, Config] = {}
     for config in configs:
         path = record_path(folder, config)
         if not path.exists():
-            found.append(config)
+            found.setdefault(path, config)
             continue
         try:
             kept = type(config)(**json.loads(path.read_text(encoding="utf-8"))["config"])
@@ -132,4 +140,4 @@ def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
             raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
         if kept != config:
             raise ValueError(f"{path} is of a run with other settings; move it away, or give another folder")
-    return found
+    return list(found.values())

@@ -167,7 +167,7 @@ class Run(abc.ABC):
             self._set_rate(self.config.rate_at(self.step))
             self._update()
             self.step += 1
-            if self.schedule is not None:
+            if self.schedule is not None and not self.finished:  # what is measured afterwards has the noise of training
                 self.schedule.step()
             if place + 1 == self.steps_per_epoch or self.finished:
                 self._end_epoch(place + 1)
@@ -313,16 +313,18 @@ class Run(abc.ABC):
             for parameter, state in self.optimizer.state.items()
         }
         scaler, numbers, loss = self.scaler.state_dict(), self.numbers.state(), self.loss.clone()
-        self._graphs.capture(self._for_capture)
-        self.network.load_state_dict(network)
-        for parameter, state in self.optimizer.state.items():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    kept = optimizer.get(parameter, {}).get(name)
-                    value.zero_() if kept is None else value.copy_(kept)
-        self.scaler.load_state_dict(scaler)
-        self.loss.copy_(loss)
-        self.numbers.restore(numbers)
+        try:
+            self._graphs.capture(self._for_capture)
+        finally:
+            self.network.load_state_dict(network)
+            for parameter, state in self.optimizer.state.items():
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        kept = optimizer.get(parameter, {}).get(name)
+                        value.zero_() if kept is None else value.copy_(kept)
+            self.scaler.load_state_dict(scaler)
+            self.loss.copy_(loss)
+            self.numbers.restore(numbers)
         torch.cuda.synchronize(self.device)
 
     @contextmanager

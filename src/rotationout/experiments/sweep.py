@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -72,10 +73,15 @@ def sweep(
             while (waiting or active) and not clock.stops:
                 while waiting and len(active) < together:
                     active.append(Job(waiting.pop(0), make, checkpoints, together, tensorboard))
+                ended = False
                 for job in active[:]:
                     if not _goes_on(job, folder, failed, display):
                         active.remove(job)
                         job.close()
+                        ended = True
+                if ended:  # graphs and their memory hang in cycles
+                    del job
+                    gc.collect()
                 display.update(active, len(waiting))
                 clock.tick()
                 if clock.saves and not clock.stops:

@@ -30,8 +30,8 @@ class Task:
         load: reads them: a config, that path, a device.
         run: makes a run: a config, what ``load`` gave, a device.
         table: what the records of a recipe say, as cells.
-        notes: what else they say, in Markdown.
         data_fields: fields of the config that ``load`` depends on; runs that agree in them share their data.
+        notes: what else records say, in Markdown.
     """
 
     title: str
@@ -39,8 +39,8 @@ class Task:
     load: Callable[[Any, Path, torch.device], Any]
     run: Callable[[Any, Any, torch.device], Run]
     table: Callable[[Sequence[dict[str, Any]]], Table]
-    notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
     data_fields: tuple[str, ...] = ()
+    notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
 
 
 def _table1(records: Sequence[dict[str, Any]]) -> Table:

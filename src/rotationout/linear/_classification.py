@@ -46,7 +46,8 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         noise: ``"rotation"``, ``"dropout"``, ``"gaussian"`` or ``"uout"``, of equal strength at equal p.
         p: drop probability of the Dropout it is matched to; 0 is logistic regression without a penalty.
         n_copies: how many noisy copies of the training set stand for the expectation. With few rows for every weight,
-            copies included, the model learns their noise by heart: ``"auto"`` takes as many as make 100, 8 at least.
+            copies included, the model learns their noise by heart: ``"auto"`` takes as many as make 100, 8 at least,
+            but no more than 2²⁶ numbers in all.
         fit_intercept: fit b, which no noise disturbs; features are then disturbed about the mean of the training set,
             without it about the origin.
         tol: where L-BFGS stops, the largest derivative.
@@ -109,7 +110,8 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         scale = features.square().mean().sqrt().item() or 1.0
         features /= scale
         if copies == "auto":
-            copies = max(8, math.ceil(100 * X.shape[1] * len(self.classes_) / len(X)))
+            enough = max(8, math.ceil(100 * X.shape[1] * len(self.classes_) / len(X)))
+            copies = max(1, min(enough, HELD // X.size))
         # The features are centred, so noise about their mean is noise about the origin.
         copied = _Copies(features, kind, rate, int(copies) if rate else 1, seed)
         loss = _Loss(copied, torch.from_numpy(labels), len(self.classes_), bias=self.fit_intercept)

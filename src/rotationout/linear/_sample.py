@@ -34,14 +34,17 @@ class Sample:
         counts = np.ones(len(x), dtype=x.dtype) if weight is None else weight.astype(x.dtype, copy=False)
         self.total = float(counts.sum(dtype=np.float64))
         self.root = None if weight is None else np.sqrt(counts)[:, None]
-        # As a product with a matrix, which the BLAS spreads over threads; numpy's mean it does not.
-        self.x_mean = counts @ x / x.dtype.type(self.total) if centred else np.zeros(x.shape[1], x.dtype)
-        self.y_mean = counts @ y / y.dtype.type(self.total) if centred else np.zeros(y.shape[1], y.dtype)
+        self.x_mean = _mean(x, counts, self.total) if centred else np.zeros(x.shape[1], x.dtype)
+        self.y_mean = _mean(y, counts, self.total) if centred else np.zeros(y.shape[1], y.dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, D)."""
         return self.x.shape[0], self.x.shape[1]
+
+    def double(self) -> Sample:
+        """The same in fp64, copied."""
+        return Sample(self.x.astype(np.float64), self.y.astype(np.float64), self.weight, centred=self.centred)
 
     def take(self, rows: Array) -> Sample:
         """Some of the rows, about a mean of their own."""
@@ -85,8 +88,9 @@ class Sample:
         return self.without_rounding(energy)
 
     def without_rounding(self, energy: Array) -> Array:
-        """Zero where a constant less its mean left rounding errors."""
-        rounding = 8 * np.finfo(self.x.dtype).eps * np.sqrt(len(self.x)) * self.x_mean
+        """Zero where a constant less its mean left rounding errors: those of the mean, and of its sum in fp64."""
+        exact = np.finfo(np.float64).eps * np.sqrt(len(self.x))
+        rounding = 8 * max(exact, np.finfo(self.x.dtype).eps) * self.x_mean
         return np.where(energy > self.total * rounding**2, energy, 0)
 
     def rows(self) -> tuple[Array, Array]:
@@ -95,6 +99,17 @@ class Sample:
         for part, block, targets in self.blocks():
             z[part], t[part] = block, targets
         return z, t
+
+
+def _mean(x: Array, counts: Array, total: float) -> Array:
+    """The weighted mean of rows, summed in fp64 and rounded once."""
+    if x.dtype == np.float64:  # a product with a matrix, which the BLAS spreads over threads; numpy's mean it does not
+        return np.asarray(counts @ x / total)
+    found = np.zeros(x.shape[1])
+    for start in range(0, len(x), 1024):
+        part = slice(start, start + 1024)
+        found += counts[part].astype(np.float64) @ x[part].astype(np.float64)
+    return np.asarray(found / total, dtype=x.dtype)
 
 
 def square(a: Array, *, into: Array | None = None) -> Array:

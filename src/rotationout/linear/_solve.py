@@ -79,10 +79,10 @@ NOISES: dict[str, Noise] = {"rotation": rotation, "dropout": dropout}
 def solve(sample: Sample, noise: Noise, lam: float, solver: str = "auto", tol: float = 1e-10) -> Array:
     """The weights (D, k) that minimise the expected loss.
 
-    Without noise, or with one that is lost in rounding, these are the least squares of smallest norm (of the scaled
-    weights), to which the others tend. Otherwise a Cholesky factor of the smaller side is exact, n·D·min(n, D)
-    operations; conjugate gradients take 4·n·D for a step and need neither that factor nor a copy of X. Their steps are
-    bounded through the condition number, whatever the data: √(D/λ)·½·ln(2/tol) at most.
+    Without noise, or with one that is lost in the rounding of fp64, these are the least squares of smallest norm (of
+    the scaled weights), to which the others tend. Otherwise a Cholesky factor of the smaller side is exact,
+    n·D·min(n, D) operations; conjugate gradients take 4·n·D for a step and need neither that factor nor a copy of X.
+    Their steps are bounded through the condition number, whatever the data: √(D/λ)·½·ln(2/tol) at most.
     """
     n, features = sample.shape
     if solver == "cg" or (solver == "auto" and min(n, features) > CG_FROM):
@@ -99,6 +99,8 @@ def solve(sample: Sample, noise: Noise, lam: float, solver: str = "auto", tol: f
     z /= penalty.scale
     if features > n and _is_well_posed(penalty, z.dtype):
         return _solve_dual(z, t, penalty)
+    if lam > 0 and z.dtype == np.float32:  # 24 bits are too few for normal equations here, 53 are not
+        return solve(sample.double(), noise, lam, solver, tol).astype(np.float32)
     weights: Array = lstsq(z, t, overwrite_a=True, overwrite_b=True, check_finite=False)[0]
     return weights / penalty.scale[:, None]
 

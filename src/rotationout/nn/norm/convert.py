@@ -78,6 +78,12 @@ def _replace(
         layer = next((by_dimension[plain] for plain in by_dimension if isinstance(module, plain)), None)
         if layer is not None and type(module) in convertible:
             made[module] = _rebuild(cast(_BatchNorm, module), layer, options)
+    if not made and not only_ours:
+        left = sorted({type(module).__name__ for module in model.modules() if isinstance(module, _BatchNorm)})
+        there = f"what it has is {', '.join(left)}" if left else "it has no BatchNorm layer at all"
+        raise ValueError(
+            f"the model has no layer that {', '.join(layer.__name__ for layer in wanted)} can stand for: {there}"
+        )
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in made:
