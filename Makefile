@@ -9,15 +9,20 @@ BIN := .venv/bin
 CORE := .venv-core/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Tests run side by side, a file at a time; each process has one thread.
+JOBS ?= 2
+PYTEST := -m pytest -q -n $(JOBS) --dist loadfile
+test: export OMP_NUM_THREADS := 1
+
 .PHONY: run test lint types bench clean
 
 run: .venv/ready
 	$(BIN)/python -m rotationout.experiments.digits
 
 test: lint types .venv/ready .venv-core/ready
-	$(BIN)/python -m pytest -q
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/test_triton.py
-	$(CORE)/python -m pytest -q -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/experiments/*' --ignore-glob='*/report/*'
+	$(BIN)/python $(PYTEST)
+	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py
+	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/experiments/*' --ignore-glob='*/linear/*' --ignore-glob='*/report/*'
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -37,7 +42,7 @@ bench: .venv/ready
 # The core needs torch alone: another torch and no extras.
 .venv-core/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-core
-	$(CORE)/python -m pip install -q torch==2.13.0 pytest hypothesis
+	$(CORE)/python -m pip install -q torch==2.13.0 pytest pytest-xdist hypothesis
 	$(CORE)/python -m pip install -q -e .
 	touch $@
 

@@ -30,7 +30,8 @@ def one_thread():
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits") / "new" / "out"
-    assert digits.main(["--epochs", "2", "--seeds", "2", "--out", str(folder)]) == 0
+    alone = ["--no-theory", "--results", str(folder / "none")]
+    assert digits.main(["--epochs", "2", "--seeds", "2", "--out", str(folder), *alone]) == 0
     return folder
 
 
@@ -92,7 +93,8 @@ def test_a_seed_decides_everything(noise):
 
 
 def test_one_seed_has_no_error(tmp_path, capsys):
-    assert digits.main(["--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path)]) == 0
+    alone = ["--no-theory", "--results", str(tmp_path / "none")]
+    assert digits.main(["--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path), *alone]) == 0
     assert "single seed" in " ".join(capsys.readouterr().out.split())
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", (tmp_path / "index.html").read_text(encoding="utf-8"), flags=re.S)
 

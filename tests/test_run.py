@@ -192,14 +192,18 @@ def test_records_that_are_there_count_as_done(recipe: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_small")
-def test_checkpoints_of_before_there_were_other_tasks_are_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tasks", ["one task", "many tasks"])
+def test_checkpoints_of_before_processes_shared_runs_are_resumed(tasks: str, tmp_path: Path) -> None:
     new = make(images(64), images(20, seed=1))
     first, second = new(config()), new(config())
     for _ in range(5):
         first.advance()
     state = first.state()
     (numbers,), plan = state.pop("numbers"), state.pop("plan")
-    old = {**state, "curve": state.pop("curves")["test_curve"], "numbers": numbers, "order": plan[:, 0]}
+    if tasks == "one task":
+        state["curve"] = state.pop("curves")["test_curve"]
+    old = {**state, "numbers": numbers, "order": plan[:, 0]}
+    del old["scaler"]
     results.save_checkpoint(tmp_path / "run.pt", config(), old, {})
     second.restore(results.load_checkpoint(tmp_path / "run.pt", config())[0])
     assert torch.equal(second.plan[:, 0], first.plan[:, 0])

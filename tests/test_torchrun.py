@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.test_cifar import write_cifar
-from torch import nn
+from torch import Tensor, nn
 
 import rotationout as ro
 from rotationout import cli
 from rotationout.experiments import cifar, networks, processes
+from rotationout.functional.inputs import feature_mean
 
 np = pytest.importorskip("numpy")
 
@@ -34,7 +35,15 @@ with processes.joined(sys.argv.pop()):
     assert processes.gather(stopped) == [0] * processes.size()
     sys.exit(cli.main(sys.argv[1:]))
 """
-FIELDS = ["--steps=8", "--batch=20", "--learning-rate=0.01", "--milestones=6", "--precision=fp32", "--ramp=0"]
+FIELDS = [
+    "--steps=8",
+    "--batch=20",
+    "--learning-rate=0.01",
+    "--milestones=6",
+    "--precision=fp32",
+    "--ramp=0",
+    "--studies=",
+]
 
 
 def arguments(folder: Path, name: str) -> list[str]:
@@ -92,8 +101,16 @@ def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 4)])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_batchnorm_over_processes_is_torchs_where_there_is_one(shape: tuple[int, ...], momentum: float | None) -> None:
+def test_batchnorm_over_processes_is_torchs_where_there_is_one(
+    shape: tuple[int, ...], momentum: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Forward, gradients of input and parameters, running statistics, evaluation."""
+
+    def mean_and_count(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        mean, count = feature_mean(*given, **options)
+        return mean, torch.tensor([float(count)], requires_grad=True)  # as it comes from an exchange
+
+    monkeypatch.setattr(processes, "feature_mean", mean_and_count)
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     theirs = kind(3, momentum=momentum, dtype=torch.float64)
     nn.init.normal_(theirs.weight)
@@ -105,6 +122,9 @@ def test_batchnorm_over_processes_is_torchs_where_there_is_one(shape: tuple[int,
         found = [torch.autograd.grad((bn(x) * weights).sum(), [x, *bn.parameters()]) for bn in (ours, theirs)]
         for mine, other in zip(*found, strict=True):
             torch.testing.assert_close(mine, other)
-    for mine, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+    for mine, other in zip(
+        ours.state_dict(keep_vars=True).values(), theirs.state_dict(keep_vars=True).values(), strict=True
+    ):
         torch.testing.assert_close(mine, other)
+        assert not mine.requires_grad or isinstance(mine, nn.Parameter), "else every step would keep all before it"
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))

@@ -138,16 +138,21 @@ def _run(options: argparse.Namespace, rows: Sequence[str], seeds: Sequence[int],
         changes["recipe"] = "_".join([options.recipe, *(f"{name}={_plain(value)}" for name, value in changes.items())])
     configs = [config.replace(**changes, seed=seed) for seed in seeds for config in chosen]
     with processes.joined(options.device) as device:
-        left = sweep(
-            configs,
-            maker(options.data, device, compiled=options.compile),
-            folder=options.out,
-            checkpoints=options.checkpoints,
-            together=together,
-            limit_seconds=60 * options.minutes,
-            tensorboard=options.tensorboard,
-        )
         first = processes.rank() == 0
+        try:
+            left = sweep(
+                configs,
+                maker(options.data, device, compiled=options.compile),
+                folder=options.out,
+                checkpoints=options.checkpoints,
+                together=together,
+                limit_seconds=60 * options.minutes,
+                tensorboard=options.tensorboard,
+            )
+        except KeyboardInterrupt:
+            if first:
+                raise
+            return 130
     if left and first:
         print(f"{len(left)} runs are left; run the same command again to go on", file=sys.stderr)
     return 0

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._passes import check_model, untouched
 from .accumulate import MomentAccumulator
 from .moments import Moments
-from .preserving import preserved
 
 __all__ = ["MomentEstimate", "estimate_moments"]
 
@@ -93,6 +93,7 @@ def estimate_moments(
     >>> bool(mean.abs().max() < 5), bool(spread.abs().max() < 5)
     (True, True)
     """
+    check_model(module)
     for name, number, least in (("samples", samples, 2), ("vectorized", vectorized, 1)):
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise ValueError(f"{name} must be an integer, at least {least}, got {number!r}")
@@ -107,14 +108,16 @@ def estimate_moments(
             raise TypeError(f"the module must return a tensor, got {type(tensor).__name__}; pick one with output")
         return tensor
 
-    with preserved(module, train=train) as put_back:
+    with untouched(module, random=False) as set_back:
+        if train is not None:
+            module.train(train)
         while seen.count < samples:
             rows = []
             left = min(max(vectorized, _CHUNK), samples - seen.count)
             while left > 0:
                 count = min(vectorized, left)
                 drawn = torch.vmap(call, randomness="different")(torch.empty(count)) if count > 1 else call()[None]
-                put_back()
+                set_back()
                 shape = drawn.shape[1:]
                 rows.append(drawn.double().flatten(1) if shape else drawn.double().unsqueeze(1))
                 left -= count

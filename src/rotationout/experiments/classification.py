@@ -19,6 +19,7 @@ from .cifar import Images
 from .config import Config
 from .networks import NETWORKS
 from .run import Run
+from .studies import STUDIES
 
 __all__ = ["Classification", "ClassificationConfig", "build_network", "load_images"]
 
@@ -39,6 +40,7 @@ class ClassificationConfig(Config):
         stages: the stages that have the noise.
         momentum: of SGD.
         held_out: train without this many of the training images, and test on them instead of the test set.
+        studies: what is measured of the trained network, of `rotationout.experiments.studies.STUDIES`.
     """
 
     network: str
@@ -47,12 +49,15 @@ class ClassificationConfig(Config):
     milestones: tuple[int, ...] = (32_000, 48_000)
     momentum: float = 0.9
     held_out: int = 0
+    studies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("network", self.network, NETWORKS)
         self._check_least(0, "momentum", "held_out")
-        self._make_tuples("stages")
+        self._make_tuples("stages", "studies")
+        for study in self.studies:
+            check_choice("studies", study, STUDIES)
         if not set(self.stages) <= {1, 2, 3}:
             raise ValueError(f"stages are 1, 2 and 3, got {self.stages!r}")
 
@@ -112,6 +117,12 @@ class Classification(Run):
         """Best test accuracy of an epoch, and the mean of the last ten, in per cent."""
         curve = self.curves["test_curve"]
         return {"best_top1": 100 * max(curve), "last10_top1": 100 * statistics.fmean(curve[-LAST_EPOCHS:])}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the studies of the config find."""
+        with self.at_work():
+            return {name: STUDIES[name](self) for name in self.config.studies}
 
     @property
     def status(self) -> str:
@@ -187,9 +198,12 @@ class Classification(Run):
             logits = self._logits(self.examined.pixels[self.tested])
         self.correct += (logits.argmax(1) == self.examined.labels[self.tested]).sum()
 
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """What the network is given for bytes of images."""
+        return cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
+
     def _logits(self, pixels: Tensor) -> Tensor:
-        images = cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
-        logits: Tensor = self.network(images)
+        logits: Tensor = self.network(self.prepare(pixels))
         return logits
 
 
@@ -199,8 +213,9 @@ def _plan(order: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _brought_up_to_date(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a run that was stopped when there was one task and one process: it goes on, with other cuts."""
-    if "curve" not in state:
+    """The state of a run that was stopped before processes could share one: it goes on, with other cuts."""
+    if "plan" in state:
         return state
     plan = _plan(state["order"], torch.Generator().manual_seed(state["step"]))
-    return {**state, "curves": {"test_curve": state["curve"]}, "numbers": [state["numbers"]], "plan": plan}
+    curves = state["curves"] if "curves" in state else {"test_curve": state["curve"]}  # there was one task once
+    return {**state, "curves": curves, "numbers": [state["numbers"]], "plan": plan}

@@ -162,14 +162,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m rotationout.experiments.digits",
         description="Compare no noise, Dropout and RotationOut of equal strength on few handwritten digits.",
     )
-    parser.add_argument("--seeds", type=_count, default=SEEDS, help="runs per row (default: %(default)s)")
-    parser.add_argument("--epochs", type=_count, default=EPOCHS, help="passes over the data (default: %(default)s)")
+    parser.add_argument("--seeds", type=positive_count, default=SEEDS, help="runs per row (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=positive_count, default=EPOCHS, help="passes over the data (default: %(default)s)"
+    )
     parser.add_argument("--p", type=_rate, default=P, help="drop probability, of both noises (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where results go (default: %(default)s/)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        help="other records for the page (default: %(default)s/)",
+    )
+    parser.add_argument("--no-theory", action="store_true", help="leave the figures of the theory off the page")
     return parser.parse_args(arguments)
 
 
-def _count(text: str) -> int:
+def positive_count(text: str) -> int:
+    """A whole number of at least 1 from the command line."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
@@ -194,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from ..report import digits as report
+        from ..report import whole
     except ModuleNotFoundError as error:
         print(f"{error.name} is missing; install what this needs: pip install 'rotationout[demo]'", file=sys.stderr)
         return 1
@@ -210,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     study.save(options.out / "digits.json")
     report.write(study, options.out)
     report.show(study, Console())
-    print(f"Open {options.out / 'index.html'}")
+    page = whole.write(options.out, options.results, demo=study, figures=not options.no_theory)
+    print(f"Open {page}")
     return 0
 
 

@@ -90,7 +90,7 @@ class Job:
     def finish(self, folder: Path) -> None:
         """Write the record; the checkpoint is no longer needed. If it cannot be written the run is kept."""
         self.history["seconds"] = self.seconds
-        state = self.run.state()  # before all else: it takes all processes, and the first may fail below
+        state, facts = self.run.state(), self.run.facts  # first of all: they take all processes
         if processes.rank():
             return
         cuda = self.run.device.type == "cuda"
@@ -99,7 +99,7 @@ class Job:
             "epochs": len(self.run.losses),
             **{name: [round(value, 5) for value in values] for name, values in self.run.curves.items()},
             "train_loss": [round(value, 5) for value in self.run.losses],
-            **self.run.facts,
+            **facts,
             "seconds": round(self.seconds, 1),
             "together": self.together,  # runs that shared the device, its time and its memory
             "compiled": self.run.compiled,

@@ -8,21 +8,39 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["NETWORKS", "ResNet", "WideResNet"]
+from ..strength import check_choice
+
+__all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet"]
 
 MakeNoise = Callable[[int], nn.Module]
 """A noise for maps with so many channels."""
+PLACES = ("conv1", "bn1", "conv2")
+"""Where a block can have noise, each straight before the layer of that name. Before bn1 it is the paper's Dropout-a,
+before conv2 (and so two layers before bn2) its Dropout-b; its tables have noise before both convolutions."""
 
 
 class _Block(nn.Module):
     """Two 3×3 convolutions beside a shortcut: the basic block of He et al. 2016."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, noise: MakeNoise | None, authors: bool) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        noise: MakeNoise | None,
+        places: Collection[str],
+        authors: bool,
+    ) -> None:
         super().__init__()
-        self.noise1 = nn.Identity() if noise is None else noise(inputs)
+
+        def at(place: str, channels: int) -> nn.Module:
+            return nn.Identity() if noise is None or place not in places else noise(channels)
+
+        self.noise1 = at("conv1", inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.noise_a = at("bn1", outputs)
         self.bn1 = nn.BatchNorm2d(outputs)
-        self.noise2 = nn.Identity() if noise is None else noise(outputs)
+        self.noise2 = at("conv2", outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
@@ -30,7 +48,7 @@ class _Block(nn.Module):
             self.shortcut = _Projection(inputs, outputs, stride) if authors else _Padding(outputs - inputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(self.noise1(x))))
+        y = F.relu(self.bn1(self.noise_a(self.conv1(self.noise1(x)))))
         return F.relu(self.shortcut(x) + self.bn2(self.conv2(self.noise2(y))))
 
 
@@ -58,8 +76,9 @@ class ResNet(nn.Module):
     Args:
         blocks: blocks of a stage; 18 make ResNet110.
         classes: outputs.
-        noise: what to put before both convolutions of every block, given the channels.
+        noise: what to put into every block, given the channels.
         stages: in which stages, counted from 1.
+        places: where in a block, of `PLACES`.
         authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the last
             BatchNorm of each branch starts at blocks^(−½).
     """
@@ -70,9 +89,12 @@ class ResNet(nn.Module):
         classes: int = 100,
         noise: MakeNoise | None = None,
         stages: Collection[int] = (3,),
+        places: Collection[str] = ("conv1", "conv2"),
         authors: bool = False,
     ) -> None:
         super().__init__()
+        for place in places:
+            check_choice("places", place, PLACES)
         self.authors = authors
         self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16))
         widths = (16, 16, 32, 64)
@@ -82,7 +104,7 @@ class ResNet(nn.Module):
             for k in range(blocks):
                 inputs = widths[stage - 1] if k == 0 else widths[stage]
                 stride = 2 if stage > 1 and k == 0 else 1
-                self.stages.append(_Block(inputs, widths[stage], stride, here, authors))
+                self.stages.append(_Block(inputs, widths[stage], stride, here, places, authors))
         self.head = nn.Linear(64, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

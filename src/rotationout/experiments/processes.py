@@ -174,10 +174,16 @@ class _GlobalBatchNorm(_BatchNorm):
         mean, count = feature_mean(input, None, 1, sync=True)
         centred = input - mean.view(along)
         variance, _ = feature_mean(centred.square(), None, 1, sync=True)
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
-            self.num_batches_tracked += 1
-            weight = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean.detach(), weight)
-            self.running_var.lerp_(variance.detach() * count / (count - 1), weight)
+        self._track(mean, variance, count)
         normal = centred * (variance + self.eps).rsqrt().view(along)
         return normal * self.weight.view(along) + self.bias.view(along) if self.affine else normal
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor | int) -> None:
+        """Bring the running statistics up to date, if there are any."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        weight = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, weight)
+        self.running_var.lerp_(variance * count / (count - 1), weight)

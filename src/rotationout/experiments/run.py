@@ -136,7 +136,7 @@ class Run(abc.ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What else a record should say, JSON-able: for instance how many examples were skipped."""
+        """What else a record should say, JSON-able: how many examples were skipped, say. All processes are asked."""
         return {}
 
     @property
@@ -238,6 +238,12 @@ class Run(abc.ABC):
         """The precision of the config, as a context."""
         dtype = torch.float16 if self.config.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.config.precision != "fp32")
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Where the network is used outside of steps: with the run's random numbers, on its stream, not compiled."""
+        with self.numbers.used(), self._graphs.on_stream(), self._compiling(regions=False):
+            yield
 
     @contextmanager
     def _compiling(self, *, regions: bool) -> Iterator[None]:

@@ -41,13 +41,13 @@ class Task:
 def _table1(records: Sequence[dict[str, Any]]) -> str:
     from ..report.table1 import table1  # it reads the recipes, which read this package
 
-    return table1(records)
+    return table1(records).markdown()
 
 
 def _table4(records: Sequence[dict[str, Any]]) -> str:
-    from ..report.table4 import table4
+    from ..report.table4 import table4, transcripts
 
-    return table4(records)
+    return "\n".join([table4(records).markdown(), "", *(f"- {line}" for line in transcripts(records))])
 
 
 TASKS: dict[type[Config], Task] = {

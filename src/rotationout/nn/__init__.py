@@ -1,6 +1,19 @@
 """Layers, for use like those of ``torch.nn``."""
 
 from .elementwise import CentredDropout, GaussianDropout, Uout
+from .norm import (
+    CrossNorm1d,
+    CrossNorm2d,
+    CrossNorm3d,
+    GhostBatchNorm1d,
+    GhostBatchNorm2d,
+    GhostBatchNorm3d,
+    PolyBatchNorm1d,
+    PolyBatchNorm2d,
+    PolyBatchNorm3d,
+    convert_batchnorm,
+    to_batchnorm,
+)
 from .recurrent import NoisyGRU, NoisyLSTM
 from .rotation import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
 from .sequences import LockedDropout, RotationOutSequence
@@ -9,11 +22,20 @@ from .weight_drop import WeightDrop
 
 __all__ = [
     "CentredDropout",
+    "CrossNorm1d",
+    "CrossNorm2d",
+    "CrossNorm3d",
     "Cutout",
     "GaussianDropout",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
     "LockedDropout",
     "NoisyGRU",
     "NoisyLSTM",
+    "PolyBatchNorm1d",
+    "PolyBatchNorm2d",
+    "PolyBatchNorm3d",
     "RotationOut",
     "RotationOut1d",
     "RotationOut2d",
@@ -22,4 +44,6 @@ __all__ = [
     "ShakeShake",
     "Uout",
     "WeightDrop",
+    "convert_batchnorm",
+    "to_batchnorm",
 ]

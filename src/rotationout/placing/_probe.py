@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..registry import is_noise
 from ._layout import dims_of_module
 
-__all__ = ["Seen", "called", "dims_between", "read_only", "watch"]
+__all__ = ["Seen", "call", "called", "dims_between", "read_only", "watch"]
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -88,15 +88,17 @@ def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], re
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
     try:
         with torch.no_grad(), _eval_mode(model):
-            if isinstance(example_inputs, Mapping):
-                model(**example_inputs)
-            elif isinstance(example_inputs, tuple | list):
-                model(*example_inputs)
-            else:
-                model(example_inputs)
+            call(model, example_inputs)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def call(model: nn.Module, example_inputs: Any) -> Any:
+    """Call a model with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    if isinstance(example_inputs, Mapping):
+        return model(**example_inputs)
+    return model(*example_inputs) if isinstance(example_inputs, tuple | list) else model(example_inputs)
 
 
 class _Run:

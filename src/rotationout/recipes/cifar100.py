@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..experiments.classification import ClassificationConfig
 from ..strength import check_choice
 
-__all__ = ["FORMS", "KEEP", "SIGMA", "TABLES", "protocol_rows", "resnet110", "rows", "wrn28_10"]
+__all__ = ["FORMS", "KEEP", "SIGMA", "TABLES", "protocol_rows", "resnet110", "rows", "shift_rows", "wrn28_10"]
 
 KEEP = (0.9, 0.8, 0.7, 0.6)
 """The keep rates of the table, and the σ of tan θ that each is matched by: σ² = (1 − keep) / keep."""
@@ -39,7 +39,12 @@ def wrn28_10(protocol: str = "authors") -> ClassificationConfig:
 
 def _protocol(network: str, protocol: str) -> ClassificationConfig:
     check_choice("protocol", protocol, ("paper", "authors"))
-    base = ClassificationConfig(recipe=f"cifar100_{network}_{protocol}", row="none", network=network)
+    base = ClassificationConfig(
+        recipe=f"cifar100_{network}_{protocol}",
+        row="none",
+        network=network,
+        studies=("variance_shift", "coadaptation"),
+    )
     if protocol == "paper":
         return base.replace(weight_decay=1e-5)
     return base.replace(milestones=(32_000, 48_000, 62_400), network_options={"authors": True})
@@ -74,7 +79,11 @@ def protocol_rows() -> list[ClassificationConfig]:
     Accuracy is that on 5,000 training images held out; the test set has no part in it.
     """
     base = resnet110().replace(
-        recipe="cifar100_resnet110_protocol", steps=32_000, milestones=(16_000, 24_000, 31_200), held_out=5_000
+        recipe="cifar100_resnet110_protocol",
+        steps=32_000,
+        milestones=(16_000, 24_000, 31_200),
+        held_out=5_000,
+        studies=(),
     )
     found = []
     for decay in (1e-4, 5e-4):
@@ -82,6 +91,28 @@ def protocol_rows() -> list[ClassificationConfig]:
             for form in ("default", "paper", "authors"):
                 row = f"{form}, {'ramp' if ramp else 'no ramp'}, weight decay {decay:.0e}".replace("e-0", "e-")
                 found.append(_rotation(base.replace(weight_decay=decay), row, 0.8, ramp, FORMS[form]))
+    return found
+
+
+def shift_rows() -> list[ClassificationConfig]:
+    """Figure 2 (label addfig1111): noise of strength λ = 1 between the convolutions of each block of the third stage.
+
+    Dropout-a is straight before the BatchNorm layer there, Dropout-b before the second convolution. A quarter of the
+    schedule.
+    """
+    base = resnet110().replace(
+        recipe="cifar100_resnet110_shift", steps=16_000, milestones=(8_000, 12_000, 15_600), p=0.5
+    )
+    found = []
+    for row, noise, place, options in (
+        ("Dropout-a, centred", "centred-dropout", "bn1", {"dims": 2}),
+        ("Dropout-b", "dropout", "conv2", {}),
+        ("Dropout-b, centred", "centred-dropout", "conv2", {"dims": 2}),
+        ("RotationOut-a", "rotation", "bn1", {"dims": 2}),
+        ("RotationOut-b", "rotation", "conv2", {"dims": 2}),
+    ):
+        network_options = {**base.network_options, "places": [place]}
+        found.append(base.replace(row=row, noise=noise, noise_options=options, network_options=network_options))
     return found
 
 
@@ -95,4 +126,5 @@ TABLES: dict[str, Callable[[], list[ClassificationConfig]]] = {
     for protocol in ("paper", "authors")
 }
 TABLES["cifar100_resnet110_protocol"] = protocol_rows
+TABLES["cifar100_resnet110_shift"] = shift_rows
 """By their names: the configs of their rows."""

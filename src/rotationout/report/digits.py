@@ -1,4 +1,4 @@
-"""The report of the digits study: its tables on the terminal, its figures and its page."""
+"""The report of the digits study: its tables on the terminal, its figures and its part of the page."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.table import Table as RichTable
 
 from ..experiments.records import LABELS, Study, mean_sd
 from . import figures, style
-from .page import Section, Table, render
+from .page import Section, Table
 
-__all__ = ["show", "summary_table", "write"]
+__all__ = ["sections", "show", "summary_table", "write"]
 
 
 def percent(values: list[float]) -> str:
@@ -76,7 +76,7 @@ def sections(study: Study) -> list[Section]:
     )
     choice = (
         "The setting was chosen beforehand with other seeds, as one that is quick, fits every training example and "
-        "leaves room for Dropout to help."
+        f"leaves room for Dropout to help. Measured with torch {s['torch']}, Python {s['python']}, {s['machine']}."
     )
     return [
         Section(
@@ -99,13 +99,9 @@ def sections(study: Study) -> list[Section]:
 
 
 def write(study: Study, out: Path) -> None:
-    """Write the figures (PNG and SVG) and the page under ``out``."""
+    """Write the figures, PNG and SVG, under ``out``."""
     style.save(figures.accuracy_figure(study), out / "digits")
     style.save(figures.strength_figure(study), out / "digits_strength")
-    s = study.settings
-    footer = f"Measured with torch {s['torch']}, Python {s['python']}, {s['machine']}. Records: digits.json."
-    page = render("RotationOut", "Turn the features instead of dropping them.", sections(study), footer)
-    (out / "index.html").write_text(page, encoding="utf-8")
 
 
 def show(study: Study, console: Console) -> None:

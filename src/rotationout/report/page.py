@@ -18,6 +18,18 @@ class Table:
     header: list[str]
     rows: list[list[str]]
 
+    def markdown(self) -> str:
+        """The same for a terminal or a Markdown page.
+
+        >>> print(Table(["noise", "%"], [["none", "70.1"]]).markdown())
+        | noise | % |
+        |---|---|
+        | none | 70.1 |
+        """
+        lines = [self.header, *self.rows]
+        text = [f"| {' | '.join(cells)} |" for cells in lines]
+        return "\n".join([text[0], "|" + "---|" * len(self.header), *text[1:]])
+
 
 @dataclass(frozen=True)
 class Section:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..experiments.records import mean_sd
 from ..recipes.cifar100 import KEEP, SIGMA
 from .cells import by_row, significance, spread
+from .page import Table
 
-__all__ = ["PAPER", "table1"]
+__all__ = ["PAPER", "differs", "table1"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -35,29 +38,51 @@ PAPER: dict[str, dict[str, tuple[str, str]]] = {
         "rotation 0.816": ("79.76 ± 0.32", "79.93 ± 0.33"),
     },
 }
-"""Mean over the last ten epochs and best epoch, as printed, 5 runs each."""
+"""Mean over the last ten epochs and best epoch, as printed, over 5 runs each."""
+RUNS_OF_THE_PAPER = 5
 
 
-def table1(records: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of the records of one recipe.
+def table1(records: Sequence[dict[str, Any]]) -> Table:
+    """The records of one recipe, a row each for its rows; columns that would be empty are left out.
 
-    The p-values are of Welch's two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations
-    against element-wise Dropout of the same strength.
+    A star marks a mean that differs from the paper's by more than two standard errors of the difference. The p-values
+    are of Welch's two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against
+    element-wise Dropout of the same strength.
     """
     rows = by_row(records)
     network = records[0]["config"]["network"]
-    lines = [
-        "| row | runs | last 10 epochs, % | the paper's | best epoch, % | the paper's | p, none | p, Dropout |",
-        "|---|---|---|---|---|---|---|---|",
+    header = [
+        "row",
+        "runs",
+        "last 10 epochs, %",
+        "the paper's",
+        "best epoch, %",
+        "the paper's",
+        "p, none",
+        "p, Dropout",
     ]
+    lines = []
     for row, runs in rows.items():
-        average, best = ([run[key] for run in runs] for key in ("last10_top1", "best_top1"))
         printed = PAPER.get(network, {}).get(_place(row), ("–", "–"))
+        cells = []
+        for key, theirs in zip(("last10_top1", "best_top1"), printed, strict=True):
+            values = [run[key] for run in runs]
+            cells += [spread(values) + (" *" if differs(values, theirs) else ""), theirs]
         against = [rows.get("none", []) if row != "none" else [], rows.get(_dropout(row), [])]
+        average = [run["last10_top1"] for run in runs]
         tests = [significance(average, [run["last10_top1"] for run in others]) for others in against]
-        cells = [row, str(len(runs)), spread(average), printed[0], spread(best), printed[1], *tests]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row, str(len(runs)), *cells, *tests])
+    filled = [k for k, name in enumerate(header) if name == "row" or any(line[k] != "–" for line in lines)]
+    return Table([header[k] for k in filled], [[line[k] for k in filled] for line in lines])
+
+
+def differs(values: Sequence[float], printed: str) -> bool:
+    """Whether a mean is more than two standard errors of the difference away from the paper's mean ± sd over 5 runs."""
+    if len(values) < 2 or "±" not in printed:
+        return False
+    mean, sd = mean_sd(values)
+    theirs, their_sd = (float(part) for part in printed.split("±"))
+    return abs(mean - theirs) > 2 * math.hypot(sd / len(values) ** 0.5, their_sd / RUNS_OF_THE_PAPER**0.5)
 
 
 def _place(row: str) -> str:

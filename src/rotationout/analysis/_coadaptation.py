@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ..functional.inputs import check_features
 from ..placing._layout import dims_of_module
 from ..placing._select import Selection, candidates, select
+from ._passes import Forward, check_limit, check_model, count, progress, run, untouched
 from .accumulate import MomentAccumulator
 from .law import NoiseLaw, noise_law
 from .moments import check_moments, total_moments
-from .preserving import preserved
 
 __all__ = ["Coadaptation", "coadaptation", "coadaptation_factor", "coadaptation_of"]
 
@@ -101,11 +101,14 @@ def coadaptation_of(
     *,
     dim: int | Mapping[str, int] | None = None,
     train: bool | None = False,
-    call: Callable[[nn.Module, Any], object] | None = None,
+    forward: Forward | None = None,
+    limit: int | None = None,
+    show_progress: bool = True,
 ) -> dict[str, Coadaptation]:
     """The co-adaptation of what layers of a model put out, in one run over some batches.
 
-    Without gradients. Modes, running means and hooks of the model are afterwards as they were, also after an error.
+    Without gradients. Modes, running means and hooks of the model are afterwards as they were, also after an error, and
+    so are torch's random numbers.
 
     Args:
         model: any.
@@ -116,7 +119,9 @@ def coadaptation_of(
         dim: the feature axis, for all layers or by their names. If not given it is where the type of a layer has it, or
             as in `Coadaptation`.
         train: the mode of the model meanwhile: False, features without noise; True, with it; None, as it is.
-        call: calls the model on a batch, ``lambda model, batch: model(batch["image"], batch["mask"])``.
+        forward: calls the model on a batch, ``lambda model, batch: model(batch["image"], batch["mask"])``.
+        limit: the most batches to take.
+        show_progress: a progress bar, on a terminal.
 
     Returns:
         By the name of the layer what it showed; its `value` is co(x). A layer that was not called has no rows.
@@ -126,7 +131,8 @@ def coadaptation_of(
     >>> list(table), table["1"].features, table["1"].rows
     (['1'], 8, 320)
     """
-    _check_plain(model)
+    check_model(model)
+    check_limit(limit)
     chosen = {candidate.name: candidate.module for candidate in select(candidates(model), "layers", layers, None, None)}
     if isinstance(dim, Mapping) and not set(dim) <= set(chosen):
         raise ValueError(f"dim is for {', '.join(map(repr, dim))}, but the layers are {', '.join(map(repr, chosen))}")
@@ -134,22 +140,17 @@ def coadaptation_of(
     for name, module in chosen.items():
         given = dim.get(name) if isinstance(dim, Mapping) else dim
         table[name] = Coadaptation(dim=_axis_of(module) if given is None else given)
-    where = next((tensor.device for tensor in model.parameters()), None)
     handles = [module.register_forward_hook(_recorder(name, table[name])) for name, module in chosen.items()]
     try:
-        with preserved(model, train=train):
-            for batch in batches:
-                if call is not None:
-                    call(model, batch)
-                elif isinstance(batch, Mapping):
-                    model(**{name: _moved(value, where) for name, value in batch.items()})
-                else:
-                    model(_moved(batch[0] if isinstance(batch, tuple | list) else batch, where))
+        with untouched(model), progress("co-adaptation", count(batches, limit), show_progress) as tick:
+            if train is not None:
+                model.train(train)
+            run(model, batches, forward=forward, limit=limit, tick=tick)
     finally:
         for handle in handles:
             handle.remove()
     if not any(seen.rows for seen in table.values()):
-        raise ValueError("none of the layers was called: there were no batches, or the model does not use these layers")
+        raise ValueError("none of the layers was called: the model does not use them")
     return table
 
 
@@ -200,14 +201,6 @@ def _ratio(covariance: Tensor) -> Tensor:
     return (covariance - torch.diag(variance)).abs().sum() / total
 
 
-def _check_plain(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    for module in model.modules():
-        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-            raise ValueError("the model is compiled, and compiled code calls no new hooks: give it as it was before")
-
-
 def _axis_of(module: nn.Module) -> int | None:
     """The feature axis of what a module puts out, if its type tells."""
     dims = dims_of_module(module)
@@ -225,7 +218,3 @@ def _recorder(name: str, seen: Coadaptation) -> Callable[[nn.Module, Any, Any], 
             raise ValueError(f"layer {name!r}: {error}") from error
 
     return record
-
-
-def _moved(value: Any, device: torch.device | None) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) and device is not None else value

@@ -1,0 +1,145 @@
+"""Where the running variance of a BatchNorm layer is that without noise by a closed form, and the form itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .. import strength
+from ..kinds import listed
+from ..nn import CentredDropout, GaussianDropout, Uout
+from ..nn.base import CentredNoise
+from ..nn.norm import CrossNorm1d, CrossNorm2d, CrossNorm3d
+from ..nn.rotation import _RotationOutNd
+from ._flow import Flow, Link
+
+__all__ = ["noises_before", "without"]
+
+_WEIGHTS = frozenset(["convolution", "addmm", "mm", "bmm", "linear", "Linear", "Conv1d", "Conv2d", "Conv3d"])
+"""What weight layers are called, as operations and as modules."""
+
+_FORGOTTEN = 0.01
+"""How much of a running statistic may still be what it started from."""
+
+
+def noises_before(flow: Flow, layers: Mapping[str, _BatchNorm], *, averaged: bool) -> dict[str, CentredNoise]:
+    """The noise straight before each BatchNorm layer that has one; an error with all reasons if one does not fit.
+
+    Args:
+        flow: what reaches what.
+        layers: the BatchNorm layers by name.
+        averaged: whether statistics will be taken anew, as an average over batches.
+    """
+    reasons, found = [], {}
+    for name, layer in layers.items():
+        links = [link for link in flow.links if link.target == name]
+        if not links:
+            continue
+        why = _misfit(layer, links, flow.calls[name], averaged)
+        if why is None:
+            found[name] = cast(CentredNoise, links[0].noise)
+        else:
+            reasons.append(f"  {name or 'the model'} ({type(layer).__name__}): {why}")
+    if reasons:
+        raise ValueError(
+            "these BatchNorm layers cannot be corrected by a closed form, and nothing was changed; "
+            "recalibrate_batchnorm_(model, batches) takes their statistics again with the noise off\n"
+            + "\n".join(reasons)
+        )
+    if not found:
+        raise ValueError("no noise reaches a BatchNorm layer (noises with p = 0 do nothing): nothing to correct")
+    return found
+
+
+def without(noise: CentredNoise, variance: Tensor) -> Tensor:
+    """The variances of features before a noise about their mean, given those after it (label eq145 with c = 0)."""
+    lam = _lam(noise)
+    if not isinstance(noise, _RotationOutNd):
+        return variance / (1 + lam)
+    share = lam / (variance.numel() - 1)
+    return (variance - share * variance.sum() / (1 + lam)) / (1 - share)
+
+
+def _lam(noise: CentredNoise) -> float:
+    """The strength of a noise over the whole map: blocks cover a share of it."""
+    covered = noise.coverage if isinstance(noise, _RotationOutNd) and noise.coverage is not None else 1.0
+    return strength.to_lam("dropout", noise.p) * covered
+
+
+def _misfit(layer: _BatchNorm, links: list[Link], calls: int, averaged: bool) -> str | None:
+    """Why the running variance of a layer is not that without noise by a closed form, if so."""
+    for link in links:
+        if link.between:
+            return _through(link)
+        if link.noise is None:
+            return f"{link.source} draws random numbers that reach it, and what they do to variances is not known"
+    if len(links) > 1:
+        return f"{len(links)} noises are straight before it: {listed(link.source for link in links)}"
+    if calls > 1:
+        return f"it is called {calls} times in a pass, and its running variance is one for all of them"
+    if layer.running_var is None or layer.running_mean is None:
+        return "it keeps no running statistics"
+    if isinstance(layer, CrossNorm1d | CrossNorm2d | CrossNorm3d):
+        return "what it keeps is not the variance but a mean of inverse deviations"
+    return _unknown(layer, links[0]) or _stale(layer, links[0], averaged)
+
+
+def _through(link: Link) -> str:
+    way = listed(dict.fromkeys(link.between))
+    if _WEIGHTS.issuperset(link.between):
+        return (
+            f"{link.source} reaches it through {way}: noise before a weight layer (Dropout-b of section 3.2) shifts "
+            "the variance of every channel by a factor of its own"
+        )
+    return f"{link.source} reaches it through {way}, after which its share of the variance is not known"
+
+
+def _unknown(layer: _BatchNorm, link: Link) -> str | None:
+    """Why what a noise straight before a layer does to variances has no closed form, or none that can be used."""
+    noise = link.noise
+    if not isinstance(noise, CentredDropout | GaussianDropout | Uout | _RotationOutNd) or noise.center is None:
+        return (
+            f"{link.source} ({type(noise).__name__}) is not about the mean of its features: the variance that it adds "
+            "depends on their means, channel by channel; use center='batch' or 'running'"
+        )
+    if link.aligned is None:
+        return (
+            f"whether {link.source} has its features on the channels cannot be read off the code: give example_inputs"
+        )
+    if not link.aligned:
+        return f"{link.source} ({type(noise).__name__}) has its features on another axis than the channels"
+    if isinstance(noise, _RotationOutNd) and _lam(noise) >= layer.num_features - 1:
+        return (
+            f"{link.source} has λ = {_lam(noise):.4g}, with D = {layer.num_features} features: at λ = D − 1 all "
+            "channels come out with one variance, and what they had before cannot be told"
+        )
+    return None
+
+
+def _stale(layer: _BatchNorm, link: Link, averaged: bool) -> str | None:
+    """Why the statistics of a layer are not those of training under the noise."""
+    count = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
+    if count == 0:
+        return (
+            "no batch of training is in its statistics (num_batches_tracked is 0): it has seen none, or it was "
+            "corrected or recalibrated already"
+        )
+    if averaged or layer.momentum is None:
+        return None
+    if isinstance(link.noise, _RotationOutNd):
+        return (
+            f"{link.source} mixes features, so that errors of the statistics grow when it is undone: give batches, "
+            f"to average over; with momentum = {layer.momentum:g} they are those of the last batches only"
+        )
+    left = (1 - layer.momentum) ** count
+    if left > _FORGOTTEN:
+        enough = math.ceil(math.log(_FORGOTTEN) / math.log1p(-layer.momentum)) if layer.momentum > 0 else math.inf
+        return (
+            f"it has seen {count} batches since it started or was repaired, and with momentum = {layer.momentum:g} "
+            f"needs {enough} to forget that; give batches, to average over"
+        )
+    return None

@@ -1,0 +1,86 @@
+"""What is probably not meant in how noise sits in a model: `lint`.
+
+Each rule is a function of `rotationout.analysis._rules` whose docstring is the explanation: ``RULES[name].__doc__``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..placing._probe import call, watch
+from . import _passes
+from ._flow import Flow, noises_of, observe
+from ._rules import RULES, View
+from ._trace import UntraceableError, trace
+
+__all__ = ["RULES", "Finding", "Findings", "lint"]
+
+
+class Finding(NamedTuple):
+    """Something that is probably not meant.
+
+    Attributes:
+        layer: the name of the module; empty for the model itself.
+        rule: the name of the rule; ``RULES[rule].__doc__`` explains it.
+        message: what is found, and what to do.
+    """
+
+    layer: str
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.layer or 'the model'}: {self.message} [{self.rule}]"
+
+
+class Findings(list[Finding]):
+    """A list that can be printed, a line for each finding."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "nothing found"
+
+
+def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
+    """Look for noise that is placed where it does harm, does nothing, or does something else than it says.
+
+    The model is not changed: it is run on copies of its buffers, and modes and random numbers are put back.
+
+    Args:
+        model: in any mode.
+        example_inputs: what the model takes in training, for a run in each mode without gradients: a tensor, a tuple
+            of arguments, or a mapping of keyword arguments; on the model's device. Without it the code of the model is
+            read by torch.fx, where that can be done, and rules that need shapes are silent.
+
+    Returns:
+        The findings, in order of the rules; ``print`` them. A finding ``not-checked`` says what could not be looked at.
+
+    >>> print(lint(nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))))
+    1: straight before the BatchNorm1d 2, which records the variance of noisy features and divides clean ones by it;
+        move the noise behind it, or repair it with recalibrate_batchnorm_(model, batches) [noise-before-normalisation]
+    """
+    _passes.check_model(model)
+    findings = Findings()
+    noises = noises_of(model)
+    flow, seen, problem = Flow(), {}, None
+    with _passes.untouched(model):
+        model.train()
+        reached = {name: noise.training for name, noise in noises.items()}
+        try:
+            if example_inputs is None:
+                flow = trace(model)
+            else:
+                observe(model, lambda: call(model, example_inputs), flow)
+                seen = watch(model, example_inputs, noises.values())
+        except UntraceableError as error:
+            problem = Finding("", "not-checked", f"what is before and after what is not known: {error}")
+        except Exception as error:  # the model's own; where it comes from is in the message
+            kind = type(error).__name__
+            problem = Finding("", "not-checked", f"a run of the model on example_inputs ended in a {kind}: {error}")
+    view = View(model, noises, reached, flow, seen, ran=example_inputs is not None and problem is None)
+    for name, rule in RULES.items():
+        findings.extend(Finding(layer, name, message) for layer, message in rule(view))
+    if problem is not None:
+        findings.append(problem)
+    return findings

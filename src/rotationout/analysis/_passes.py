@@ -1,0 +1,228 @@
+"""Passes of data through a model that leave the model, its modes and torch's random numbers as they were."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
+
+__all__ = [
+    "Forward",
+    "batchnorms",
+    "call",
+    "check_batches",
+    "check_limit",
+    "check_model",
+    "count",
+    "device_of",
+    "progress",
+    "run",
+    "untouched",
+]
+
+Forward = Callable[[nn.Module, Any], Any]
+"""How a model is called with a batch."""
+
+
+def check_model(model: nn.Module) -> None:
+    """A model that can be run and watched: its code is open, and its lazy parts are there."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(f"{name or 'the model'} is scripted, and cannot be watched: pass the model it was made of")
+        if any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None):
+            raise ValueError(f"{name or 'the model'} is lazy and has no size yet: call the model once with an input")
+
+
+def batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers of a model by name, SyncBatchNorm among them; at least one."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    if not found:
+        raise ValueError("the model has no BatchNorm layer (torch.nn.BatchNorm1d, 2d, 3d or SyncBatchNorm)")
+    return found
+
+
+def check_batches(batches: Iterable[Any]) -> None:
+    """Batches that can be gone through more than once."""
+    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
+        raise TypeError(
+            "batches must be an iterable of batches, a DataLoader or a list of tensors, got "
+            f"{type(batches).__name__}; for a single batch pass [batch]"
+        )
+    if isinstance(batches, Iterator):  # by its methods: to ask a DataLoader for one would draw random numbers
+        raise TypeError(
+            f"batches is a {type(batches).__name__}, which can be gone through only once; pass the DataLoader itself, "
+            "or list(batches)"
+        )
+
+
+def check_limit(limit: int | None) -> None:
+    """A number of batches, if there is one."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"limit, the most batches, must be a positive integer or None, got {limit!r}")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model takes its input."""
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+@contextmanager
+def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[], None]]:
+    """Whatever is run inside: afterwards the model and torch's random numbers are as they were, errors or not.
+
+    Modes are put back. Buffers (running statistics, running means of noises, …) are copies inside, so the originals are
+    never written to, and an autograd graph from before stays valid. The generators of the CPU and of the model's CUDA
+    devices are put back, if ``random``. Gradients are off, and compiled parts run as plain Python, so that hooks are
+    seen.
+
+    Yields:
+        A function that sets the buffers back at once.
+    """
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    copies: dict[int, Tensor] = {}
+
+    def set_back() -> None:
+        for module, kept in zip(modules, buffers, strict=True):
+            for name, buffer in kept.items():
+                if buffer is not None:
+                    module._buffers[name] = copies[id(buffer)].copy_(buffer)
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(_cuda_devices(model), enabled=random))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in modules):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            for module in modules:
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:  # a buffer of two modules stays one
+                        module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+            yield set_back
+        finally:
+            for module, mode, kept in zip(modules, modes, buffers, strict=True):
+                module.training = mode
+                module._buffers.clear()
+                module._buffers.update(kept)
+
+
+def run(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    limit: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> int:
+    """Call a model with every batch, in whatever mode it is; the number of batches, at least one.
+
+    To be called inside `untouched`: then every pass sees the same batches, shuffling and augmentation included, as far
+    as they draw from torch's generators, whatever the model itself draws.
+    """
+    device = device_of(model)
+    done = 0
+    for batch in _each(batches, limit, _cuda_devices(model)):
+        call(model, batch, device, forward)
+        done += 1
+        tick()
+    if not done:
+        raise ValueError("batches is empty: there is nothing to measure")
+    return done
+
+
+def call(model: nn.Module, batch: Any, device: torch.device, forward: Forward | None) -> Any:
+    """Call a model with a batch: with its first entry, or the entries of a mapping as keyword arguments."""
+    if forward is not None:
+        return forward(model, _moved(batch, device))
+    if isinstance(batch, Mapping):
+        return model(**_moved(batch, device))
+    first = batch[0] if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence) else batch
+    return model(_moved(first, device))
+
+
+@contextmanager
+def progress(text: str, total: int | None, show: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, if rich is there; otherwise nothing. Gives the function that moves it on."""
+    if not show or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield lambda: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda: bar.advance(task)
+
+
+def count(batches: Iterable[Any], limit: int | None) -> int | None:
+    """How many batches there will be, if that is known."""
+    try:
+        length = len(batches)  # type: ignore[arg-type]
+    except TypeError:  # a loader of an iterable dataset has none
+        return limit
+    return length if limit is None else min(length, limit)
+
+
+def _each(batches: Iterable[Any], limit: int | None, devices: list[torch.device]) -> Iterator[Any]:
+    """The batches, with random numbers of their own: those that the model draws in between do not change them."""
+    data = _random_state(devices)
+    seed = int(torch.randint(2**62, ()))
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    model = _random_state(devices)
+    _set_random_state(devices, data)
+    iterator = iter(batches)
+    for _ in itertools.count() if limit is None else range(limit):
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        data = _random_state(devices)
+        _set_random_state(devices, model)
+        yield batch
+        model = _random_state(devices)
+        _set_random_state(devices, data)
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
+
+
+def _random_state(devices: list[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _set_random_state(devices: list[torch.device], state: list[Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    for device, own in zip(devices, state[1:], strict=True):
+        torch.cuda.set_rng_state(own, device)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, PackedSequence):
+        return value.to(device)  # type: ignore[arg-type]  # it takes what Tensor.to takes
+    if isinstance(value, Mapping):
+        return {key: _moved(entry, device) for key, entry in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return type(value)(_moved(entry, device) for entry in value)
+    return value

@@ -1,0 +1,317 @@
+"""The rules of `rotationout.analysis.lint`: each a function from what is known of a model to (layer, message).
+
+To add one, write a function with the decorator `rule`; its name with hyphens is that of the rule, and its docstring the
+explanation. A rule must be right where it speaks, and silent where it cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from .. import strength
+from ..nn import (
+    CentredDropout,
+    Cutout,
+    GaussianDropout,
+    NoisyGRU,
+    NoisyLSTM,
+    RotationOutSequence,
+    ShakeShake,
+    Uout,
+    WeightDrop,
+)
+from ..nn.base import CentredNoise
+from ..nn.rotation import _RotationOutNd
+from ..placing._layout import dims_of_noise, takes_axis
+from ..placing._probe import Seen
+from ..placing._slot import Slot
+from ._flow import Flow, is_norm
+
+__all__ = ["RULES", "View", "rule"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known of a model.
+
+    Attributes:
+        model: the model.
+        noises: its noises by name.
+        reached: whether ``model.train()`` puts each in training mode.
+        flow: what reaches what, empty if that is not known.
+        seen: what the neighbours of each noise say, if the model was run.
+        ran: whether the model was run, to its end.
+    """
+
+    model: nn.Module
+    noises: dict[str, nn.Module]
+    reached: dict[str, bool]
+    flow: Flow
+    seen: dict[nn.Module, Seen]
+    ran: bool
+
+
+Rule = Callable[[View], Iterator[tuple[str, str]]]
+RULES: dict[str, Rule] = {}
+"""The rules by name."""
+
+
+def rule(function: Rule) -> Rule:
+    """Make a function a rule."""
+    RULES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+@rule
+def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
+    """Noise straight before a normalisation layer.
+
+    In training the layer divides by the deviation of noisy features, on the whole larger by √(1 + λ) or more. BatchNorm
+    records that and uses it for clean features (section 3.2). LayerNorm and its like take the deviation of what they
+    get, so what is left of the features themselves is smaller in training than in testing.
+    """
+    for link in view.flow.links:
+        if link.noise is None or link.between or not is_norm(link.module):
+            continue
+        kind = f"the {type(link.module).__name__} {link.target}"
+        if not isinstance(link.module, _BatchNorm):
+            yield (
+                link.source,
+                f"straight before {kind}, whose output has a smaller share of the features in training than in "
+                "testing; move the noise behind it",
+            )
+            continue
+        elementwise = isinstance(link.noise, CentredDropout | GaussianDropout | Uout)
+        centred = (elementwise or isinstance(link.noise, _RotationOutNd)) and cast(Any, link.noise).center is not None
+        repair = "correct_batchnorm_ or recalibrate_batchnorm_" if centred else "recalibrate_batchnorm_(model, batches)"
+        yield (
+            link.source,
+            f"straight before {kind}, which records the variance of noisy features and divides clean ones by it; "
+            f"move the noise behind it, or repair it with {repair}",
+        )
+
+
+@rule
+def double_noise(view: View) -> Iterator[tuple[str, str]]:
+    """A noise straight after another, as Dropout after a rotation.
+
+    Their strengths add up to more than either says: 1 + λ is the product (1 + λ₁)(1 + λ₂). Noise on weights, on whole
+    branches and on images is another thing.
+    """
+    for link in view.flow.links:
+        if link.noise is not None and not link.between and _on_features(link.noise) and _on_features(link.module):
+            yield link.target, f"straight after the noise {link.source}: 1 + λ of both is multiplied; keep one of them"
+
+
+@rule
+def block_larger_than_map(view: View) -> Iterator[tuple[str, str]]:
+    """Blocks that are larger than the map they are laid on.
+
+    They are clipped to it: the noise then covers a whole axis of the map, or nothing. (DropBlock of torchvision refuses
+    it if the size to which it is clipped is even.)
+    """
+    for name, noise in view.noises.items():
+        block, dims = getattr(noise, "block_size", None), dims_of_noise(noise)
+        if not isinstance(block, int) or not dims:
+            continue
+        for shape in dict.fromkeys(view.flow.shapes.get(name, [])):
+            if block > min(shape[-dims:]):
+                yield name, f"block_size = {block} is larger than its map {shape[-dims:]}; use a smaller one there"
+
+
+@rule
+def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
+    """Noise about a batch mean that was given a single example.
+
+    On vectors that is an error in training. On maps and sequences the mean is that of one example, which is not
+    the mean of the features: what all positions of it have in common is left without noise.
+    """
+    for name, noise, shape in _about_batch_mean(view):
+        axis = noise._axes(torch.empty(shape, device="meta"))[1]
+        if shape[0 if axis is None else axis] == 1:
+            yield name, f"center='batch' with a single example, {shape}; use larger batches, or center='running'"
+
+
+@rule
+def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
+    """Noise about a batch mean on sequences of a model in which a step must not see later ones.
+
+    The mean is over the time steps too, so in training every step has a part of those to come in it.
+    """
+    causal = next((name for name, module in view.model.named_modules() if _causal(module)), None)
+    if causal is None:
+        return
+    told = set()
+    for name, noise, shape in _about_batch_mean(view):
+        features_last = noise._axes(torch.empty(shape, device="meta"))[0] == len(shape) - 1
+        if features_last and len(shape) > 2:
+            told.add(name)
+    told |= {n for n, m in view.noises.items() if isinstance(m, RotationOutSequence) and m.center == "batch"}
+    for name in sorted(told):
+        yield (
+            name,
+            f"center='batch' takes the mean over time steps, later ones among them, and {causal or 'the model'} is "
+            "causal; use center=None or center='running'",
+        )
+
+
+@rule
+def too_strong(view: View) -> Iterator[tuple[str, str]]:
+    """A strength at which a noise does another thing than it is meant to do.
+
+    Dropout with p = 1 drops everything. Uout above p = 0.25 (β > 1) turns the signs of features. A rotation with
+    λ > D − 1 does not reduce the correlations of D features but turns their sign (label eq15).
+    """
+    for name, noise in view.noises.items():
+        rate = getattr(noise, "p", None)
+        if not isinstance(rate, float | int):
+            continue
+        if rate >= 1:
+            yield name, f"p = {rate:g} drops everything; use a smaller one"
+        elif isinstance(noise, Uout) and rate > 0.25:
+            beta = strength.from_lam("uout", strength.to_lam("dropout", rate))
+            yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which turns the signs of features; use at most p = 0.25"
+        elif isinstance(noise, _RotationOutNd):
+            lam = strength.to_lam("dropout", rate)
+            given = view.flow.shapes.get(name, [])
+            sizes = {shape[noise._axes(torch.empty(shape, device="meta"))[0]] for shape in given}
+            for features in sorted(size for size in sizes if lam > size - 1):
+                yield (
+                    name,
+                    f"λ = {lam:.3g} is more than D − 1 = {features - 1}: correlations of features are turned, not "
+                    "reduced; use a smaller p",
+                )
+
+
+@rule
+def never_in_training(view: View) -> Iterator[tuple[str, str]]:
+    """A noise that stays in testing mode when the model is put in training mode: it never acts.
+
+    So it is with a ``train`` of one's own that keeps a part of the model in testing mode.
+    """
+    for name, reached in view.reached.items():
+        if not reached:
+            yield name, "model.train() leaves it in testing mode, so it never acts; take it away or mend train()"
+
+
+@rule
+def detached(view: View) -> Iterator[tuple[str, str]]:
+    """A noise that was inserted and whose hook is gone, so it never acts.
+
+    SyncBatchNorm.convert_sync_batchnorm does that, as it rebuilds modules.
+    """
+    for name, module in view.model.named_modules():
+        if isinstance(module, Slot) and not module.attached:
+            yield (
+                name,
+                f"the noise at {module.place!r} no longer acts, as the module was rebuilt; remove it, convert the "
+                "model first, then insert",
+            )
+
+
+@rule
+def never_called(view: View) -> Iterator[tuple[str, str]]:
+    """A noise that was not called in a run of the model in training mode: it is not used, or only its p is read."""
+    if view.ran:
+        for name in view.noises:
+            if not view.flow.calls[name]:
+                yield name, "not called in a run of the model in training mode: it does nothing there"
+
+
+@rule
+def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
+    """Dropout as a function in the code of a model.
+
+    It works, but tools that look for modules do not see it: swap, Schedule, sampling.
+    """
+    for operation, name in dict.fromkeys(view.flow.draws):
+        argument = isinstance(view.model.get_submodule(name), nn.MultiheadAttention | nn.RNNBase)  # dropout=…
+        if not argument and ("dropout" in operation or "bernoulli" in operation):
+            yield name, f"drops by a function ({operation}), which swap, Schedule and sampling do not see; use a module"
+
+
+@rule
+def other_axis(view: View) -> Iterator[tuple[str, str]]:
+    """A noise that takes another axis for that of features than its neighbours do.
+
+    RotationOut and, by default, CentredDropout have features on the last axis, which on maps is their width.
+    """
+    for name, noise in view.noises.items():
+        dims = -1 - cast(Any, noise).dim if takes_axis(noise) and cast(Any, noise).dim < 0 else dims_of_noise(noise)
+        around = view.seen[noise].dims if noise in view.seen else set()
+        if dims is not None and len(around) == 1 and dims not in around:
+            there = "on the last axis" if around == {0} else f"before {next(iter(around))} axes of positions"
+            yield name, f"takes features to be elsewhere: its neighbours have them {there}; see dim, or use 1d, 2d, 3d"
+
+
+@rule
+def rotation_on_attention(view: View) -> Iterator[tuple[str, str]]:
+    """A rotation of attention weights, or of values that are not negative and sum to one like them.
+
+    They are a distribution over positions and not features: turned, they are negative in part.
+    """
+    for name, noise in view.noises.items():
+        if isinstance(noise, _RotationOutNd) and noise in view.seen and view.seen[noise].attention:
+            yield name, "turns weights that sum to one, as those of attention; place it on the features instead"
+
+
+@rule
+def shared_batchnorm(view: View) -> Iterator[tuple[str, str]]:
+    """A BatchNorm layer that is called several times in a pass.
+
+    In training every call is normalised by its own statistics, in testing all of them by one average.
+    """
+    for name, module in view.model.named_modules():
+        calls = view.flow.calls[name]
+        if isinstance(module, _BatchNorm) and module.running_var is not None and calls > 1:
+            yield name, f"called {calls} times in a pass, with one running average for all; use a layer for each"
+
+
+@rule
+def batchnorm_statistics(view: View) -> Iterator[tuple[str, str]]:
+    """BatchNorm whose testing mode does not use statistics of the model as it is.
+
+    With ``momentum=None`` they are an average over all of training, early weights included; with ``momentum=0`` they
+    never change; with ``track_running_stats=False`` there are none, and an answer depends on the rest of its batch.
+    """
+    for name, module in view.model.named_modules():
+        if not isinstance(module, _BatchNorm):
+            continue
+        if module.running_var is None:
+            yield name, "keeps no running statistics: in testing an answer depends on the rest of its batch"
+        elif module.momentum is None:
+            yield (
+                name,
+                "momentum=None averages over all of training; finish with recalibrate_batchnorm_(model, batches)",
+            )
+        elif module.momentum == 0:
+            yield name, "momentum=0 keeps its running statistics what they are; use 0.1, or freeze it with eval()"
+
+
+def _about_batch_mean(view: View) -> Iterator[tuple[str, CentredNoise, tuple[int, ...]]]:
+    """Noises about a batch mean, with each shape that they were given."""
+    for name, noise in view.noises.items():
+        if isinstance(noise, CentredNoise) and noise.center == "batch":
+            for shape in dict.fromkeys(view.flow.shapes.get(name, [])):
+                yield name, noise, shape
+
+
+def _on_features(module: nn.Module) -> bool:
+    return isinstance(module, _DropoutNd) and not isinstance(module, ShakeShake | WeightDrop | Cutout)
+
+
+def _causal(module: nn.Module) -> bool:
+    """Whether a step of a module's output must not depend on later steps of its input."""
+    if isinstance(module, nn.RNNBase | NoisyLSTM | NoisyGRU):
+        return not module.bidirectional
+    if isinstance(module, nn.RNNCellBase | nn.TransformerDecoder | nn.TransformerDecoderLayer):
+        return True
+    marks = (getattr(module, "is_causal", None), getattr(module, "causal", None))
+    return any(mark is True for mark in marks) or getattr(getattr(module, "config", None), "is_decoder", None) is True

@@ -1,0 +1,293 @@
+"""Repairs of the variance shift before BatchNorm (section 3.2): `correct_batchnorm_` and `recalibrate_batchnorm_`.
+
+The first undoes what a noise straight before a layer does to its running variance, by a closed form. The second takes
+the running statistics again with the noise off, wherever the noise is. Both set ``num_batches_tracked`` to zero: no
+batch of training is in the statistics any more. That is in the state_dict, so a model that was saved, loaded or copied
+still says so, and a second correction is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .. import strength
+from ..placing._probe import call
+from ..placing._slot import check_attached
+from . import _closed, _passes
+from ._flow import Flow, observe
+from ._passes import Forward
+from ._trace import trace
+
+__all__ = ["Repair", "Repaired", "correct_batchnorm_", "recalibrate_batchnorm_"]
+
+
+class Repaired(NamedTuple):
+    """A BatchNorm layer whose running variance was changed.
+
+    Attributes:
+        name: of the layer.
+        why: what was done, in words.
+        before: its running variance as it was.
+        after: and as it is.
+        floored: how many channels are at the floor.
+    """
+
+    name: str
+    why: str
+    before: Tensor
+    after: Tensor
+    floored: int = 0
+
+    def __str__(self) -> str:
+        factor = self.after / self.before
+        low, high = f"{factor.min():.3g}", f"{factor.max():.3g}"
+        times = low if low == high else f"{low} to {high}"
+        floor = f", {self.floored} of {factor.numel()} channels at the floor" if self.floored else ""
+        return f"{self.name or 'the model'}: {self.why}; running variance × {times}{floor}"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What was repaired; ``print`` it.
+
+    Attributes:
+        layers: the layers that were changed.
+        left: layers that were not, and why.
+    """
+
+    layers: tuple[Repaired, ...]
+    left: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.layers)} repaired", *(f"  {layer}" for layer in self.layers)]
+        if self.left:
+            lines += [f"{len(self.left)} left alone", *(f"  {why}" for why in self.left)]
+        return "\n".join(lines)
+
+
+def correct_batchnorm_(
+    model: nn.Module,
+    batches: Iterable[Any] | None = None,
+    *,
+    example_inputs: Any = None,
+    floor: float = 0.01,
+    forward: Forward | None = None,
+    limit: int | None = None,
+    show_progress: bool = True,
+) -> Repair:
+    """Take the noise straight before BatchNorm layers out of their running variances, in place.
+
+    A noise about the mean (``center="batch"`` or ``"running"``) of strength λ = p / (1 − p) makes of a variance v
+
+    - elementwise, `CentredDropout` and its like: (1 + λ)·v, so v is the running variance times the keep rate 1 − p;
+    - `RotationOut` on D features: v + λ / (D − 1)·(T − v), T = Σv (label eq145), which is solved for v. λ counts times
+      the coverage of blocks, if there are any.
+
+    Both hold up to a share of 1/n, with n the values of a channel in a batch, and only if p is now what it was in
+    training. The rotation's inverse amplifies errors: it takes statistics that are averaged over all of ``batches``,
+    in training mode, and is floored.
+
+    Refused, with all reasons and nothing changed, where it would be wrong: noise that reaches a BatchNorm layer through
+    anything else (a weight layer, the paper's Dropout-b, shifts each channel by a factor of its own), noise about the
+    origin, noise on other features than the layer's channels, two noises, a layer that is called several times, and
+    statistics that are corrected already. `recalibrate_batchnorm_` repairs all of these. Noise that arrives through
+    another BatchNorm layer is not looked at, in the paper's own use neither; what it shifts is left as it is.
+
+    Args:
+        model: changed in place: the running statistics and ``num_batches_tracked`` of BatchNorm layers, no more.
+        batches: as for `rotationout.analysis.variance_shift`. If given, running statistics are first taken anew from
+            them, with the noise on: a cumulative average. If not, those that are there are corrected, which is possible
+            for elementwise noise, or if the layer has averaged all batches of its training (``momentum=None``).
+        example_inputs: what the model takes, to see in a run what is straight before what: a tensor, a tuple of
+            arguments, or a mapping of keyword arguments. Without it and without batches the code of the model is read
+            by torch.fx, where that can be done.
+        floor: the least variance, as a share of that in training.
+        forward: calls the model with a batch, as for `variance_shift`.
+        limit: the most batches.
+        show_progress: a bar on a terminal, if rich is installed.
+
+    >>> from rotationout.nn import CentredDropout
+    >>> model = nn.Sequential(nn.Linear(8, 4), CentredDropout(0.5, dim=1), nn.BatchNorm1d(4))
+    >>> _ = model(torch.randn(100, 8))  # stands for training
+    >>> print(correct_batchnorm_(model, [torch.randn(100, 8) for _ in range(9)]))
+    1 repaired
+      2: CentredDropout(p=0.5, center=batch, dim=1) straight before it; running variance × 0.5
+    """
+    _passes.check_model(model)
+    check_attached(model)
+    _passes.check_limit(limit)
+    share = strength.check_number("floor", floor)
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"floor is a share of the variance in training and must be between 0 and 1, got {share!r}")
+    if batches is not None:
+        _passes.check_batches(batches)
+    layers = _passes.batchnorms(model)
+    flow = _flow(model, batches, example_inputs, forward)
+    noises = _closed.noises_before(flow, layers, averaged=batches is not None)
+    taken = {name: layers[name] for name in noises}
+    if batches is None:
+        averages = {name: _Statistics.of(layer) for name, layer in taken.items()}
+    else:
+        averages = _average(model, taken, batches, True, forward, limit, show_progress)
+    repaired = []
+    for name, noise in noises.items():
+        if name not in averages:
+            raise ValueError(f"BatchNorm layer {name!r} was not called with these batches: there is nothing to correct")
+        mean, noisy = averages[name]
+        least = share * noisy
+        clean = _closed.without(noise, noisy.double()).to(noisy)
+        after = torch.maximum(clean, least)
+        why = f"{noise!r} straight before it"
+        repaired.append((Repaired(name, why, noisy, after, int((clean < least).sum())), _Statistics(mean, after)))
+    for one, statistics in repaired:
+        _store(layers[one.name], statistics)
+    return Repair(tuple(one for one, _ in repaired))
+
+
+def recalibrate_batchnorm_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    limit: int | None = None,
+    show_progress: bool = True,
+) -> Repair:
+    """Take the running statistics of all BatchNorm layers again, with the noise off, in place.
+
+    BatchNorm layers are in training mode and average over the batches, everything else is in testing mode: so the
+    statistics are those of testing mode, whatever noise the model has and wherever it is.
+    (`torch.optim.swa_utils.update_bn` runs the whole model in training mode, with its noise on.) Afterwards modes,
+    momenta and random numbers are what they were, and after an error the statistics are too. Use the pipeline of
+    training, and batches as large: a batch counts as much as any other.
+
+    Refused where noise cannot be off while BatchNorm is in training mode: a layer that draws random numbers itself.
+
+    Args:
+        model: changed in place: the running statistics and ``num_batches_tracked`` of BatchNorm layers, no more.
+        batches: as for `rotationout.analysis.variance_shift`.
+        forward: calls the model with a batch, as for `variance_shift`.
+        limit: the most batches.
+        show_progress: a bar on a terminal, if rich is installed.
+
+    >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 4), nn.BatchNorm1d(4))
+    >>> len(recalibrate_batchnorm_(model, [torch.randn(100, 8) for _ in range(9)]))
+    1
+    """
+    _passes.check_model(model)
+    check_attached(model)
+    _passes.check_batches(batches)
+    _passes.check_limit(limit)
+    layers = _passes.batchnorms(model)
+    tracked = {name: layer for name, layer in layers.items() if layer.running_var is not None}
+    if not tracked:
+        raise ValueError("no BatchNorm layer of the model keeps running statistics (track_running_stats=False)")
+    _check_quiet(model, tracked, batches, forward)
+    averages = _average(model, tracked, batches, False, forward, limit, show_progress)
+    if not averages:
+        raise ValueError("no BatchNorm layer was called with these batches")
+    repaired = []
+    for name, statistics in averages.items():
+        before = cast(Tensor, layers[name].running_var).clone()
+        repaired.append(Repaired(name, "taken again with the noise off", before, statistics.variance))
+        _store(layers[name], statistics)
+    untracked = [f"{name}: it keeps no running statistics" for name in layers.keys() - tracked.keys()]
+    uncalled = [f"{name}: it was not called with these batches" for name in tracked.keys() - averages.keys()]
+    return Repair(tuple(repaired), tuple(sorted(untracked + uncalled)))
+
+
+class _Statistics(NamedTuple):
+    mean: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, layer: _BatchNorm) -> _Statistics:
+        return cls(cast(Tensor, layer.running_mean).clone(), cast(Tensor, layer.running_var).clone())
+
+
+def _flow(model: nn.Module, batches: Iterable[Any] | None, example_inputs: Any, forward: Forward | None) -> Flow:
+    """What is straight before what: in a run if there is something to run the model on, else by its code."""
+    with _passes.untouched(model):
+        model.train()
+        if example_inputs is not None:
+            return observe(model, lambda: call(model, example_inputs))
+        if batches is not None:
+            return _observed(model, batches, forward)
+        return trace(model)
+
+
+def _observed(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> Flow:
+    """What reaches what on the first batch, which is there before: what a data pipeline draws is not the model's."""
+    first = list(itertools.islice(batches, 1))
+    return observe(model, lambda: _passes.run(model, first, forward=forward))
+
+
+def _average(
+    model: nn.Module,
+    layers: dict[str, _BatchNorm],
+    batches: Iterable[Any],
+    noise: bool,
+    forward: Forward | None,
+    limit: int | None,
+    show_progress: bool,
+) -> dict[str, _Statistics]:
+    """Running statistics as BatchNorm takes them itself, averaged over the batches, of those layers that are called."""
+    momenta = {layer: layer.momentum for layer in layers.values()}
+    total = _passes.count(batches, limit)
+    with _passes.progress("running statistics", total, show_progress) as tick, _passes.untouched(model):
+        try:
+            model.train(noise)
+            for layer in layers.values():
+                layer.training, layer.momentum = True, None
+                layer.reset_running_stats()
+            _passes.run(model, batches, forward=forward, limit=limit, tick=tick)
+        finally:
+            for layer, momentum in momenta.items():
+                layer.momentum = momentum
+        found = {name: _Statistics.of(layer) for name, layer in layers.items() if int(_tracked(layer))}
+    for name, (mean, variance) in found.items():
+        if not bool((mean.isfinite() & variance.isfinite()).all()):
+            raise ValueError(f"the statistics of BatchNorm layer {name!r} on these batches are not finite")
+    return found
+
+
+def _check_quiet(
+    model: nn.Module, layers: dict[str, _BatchNorm], batches: Iterable[Any], forward: Forward | None
+) -> None:
+    """An error if random numbers are drawn because BatchNorm layers are in training mode."""
+    draws = []
+    for training in (True, False):
+        with _passes.untouched(model):
+            model.eval()
+            for layer in layers.values():
+                layer.training = training
+            flow = _observed(model, batches, forward)
+            draws.append(Counter(flow.draws))
+    loud = draws[0] - draws[1]
+    if loud:
+        where = ", ".join(f"{operation} in {name or 'the model'}" for operation, name in loud)
+        raise ValueError(
+            f"with BatchNorm in training mode the model draws random numbers that it does not draw in testing mode "
+            f"({where}): its noise cannot be off while statistics are taken. Make it a module of its own"
+        )
+
+
+def _tracked(layer: _BatchNorm) -> Tensor:
+    return cast(Tensor, layer.num_batches_tracked)
+
+
+@torch.no_grad()
+def _store(layer: _BatchNorm, statistics: _Statistics) -> None:
+    cast(Tensor, layer.running_mean).copy_(statistics.mean)
+    cast(Tensor, layer.running_var).copy_(statistics.variance)
+    _tracked(layer).zero_()

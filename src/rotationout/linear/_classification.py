@@ -1,0 +1,207 @@
+"""A softmax classifier trained under noise: `NoisyLogisticRegression`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.special import expit, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from .. import strength
+from ..functional.elementwise import multiply
+from ..functional.rotation import rotation_out
+from ..rotation import Draw
+from ._sample import Array
+
+__all__ = ["NOISES", "NoisyLogisticRegression"]
+
+NOISES = ("rotation", "dropout", "gaussian", "uout")
+
+HELD = 2**26
+"""Elements of noisy copies up to which they are kept between steps; beyond it they are drawn again, the same ones."""
+
+TOGETHER = 2**20
+"""Elements up to which copies are treated as one tensor: small ones cost more in calls than in arithmetic."""
+
+
+class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Multinomial logistic regression that is trained under noise and predicts without it (label logistic).
+
+    Minimises the mean of −log softmax(W x̃ + b) over the training set and ``n_copies`` noisy copies x̃ of it, by L-BFGS.
+    The copies are drawn once, so the loss is a smooth convex function and the result depends on the seed alone; the
+    noise is the only regularisation. Features are divided by one common number before, which changes no noise.
+
+    Args:
+        noise: ``"rotation"``, ``"dropout"``, ``"gaussian"`` or ``"uout"``, of equal strength at equal p.
+        p: drop probability of the Dropout it is matched to; 0 is logistic regression without a penalty.
+        n_copies: how many noisy copies of the training set stand for the expectation. Rows times copies should be many
+            for every weight, or else the classes may be separable by chance.
+        fit_intercept: fit b, which no noise disturbs; features are then disturbed about the mean of the training set,
+            without it about the origin.
+        tol: where L-BFGS stops, the largest derivative.
+        max_iter: its most steps.
+        random_state: the seed of the noise.
+
+    Attributes:
+        classes_: the labels.
+        coef_: W, (classes, D), or (1, D) for two classes: that of the second.
+        intercept_: b, (classes,) or (1,).
+        n_iter_: steps taken.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = NoisyLogisticRegression(noise="rotation", p=0.1, n_copies=8, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
+    """
+
+    classes_: Array
+    coef_: Array
+    intercept_: Array
+
+    def __init__(
+        self,
+        noise: str = "rotation",
+        p: float = 0.5,
+        *,
+        n_copies: int = 32,
+        fit_intercept: bool = True,
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        random_state: Any = None,
+    ) -> None:
+        self.noise = noise
+        self.p = p
+        self.n_copies = n_copies
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> NoisyLogisticRegression:
+        """Train on features (n, D) and labels (n,)."""
+        kind = strength.check_choice("noise", self.noise, NOISES)
+        rate = strength.check_rate(self.p)
+        copies = self.n_copies if rate else 1
+        if isinstance(copies, bool) or not isinstance(copies, int | np.integer) or copies < 1:
+            raise ValueError(f"n_copies must be a positive integer, got {self.n_copies!r}")
+        fewest = 2 if kind == "rotation" else 1  # a pair
+        X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_features=fewest)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y must have at least 2 classes, got one class, {self.classes_[0]!r}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+
+        mean = X.mean(0) if self.fit_intercept else np.zeros(X.shape[1], X.dtype)
+        scale = float(np.sqrt(np.mean((X - mean) ** 2))) or 1.0
+        features = torch.from_numpy(np.ascontiguousarray((X - mean) / X.dtype.type(scale)))
+        # The features are centred, so noise about their mean is noise about the origin.
+        copied = _Copies(features, kind, rate, int(copies), seed)
+        loss = _Loss(copied, torch.from_numpy(labels), len(self.classes_), bias=self.fit_intercept)
+        options = {"maxiter": self.max_iter, "gtol": self.tol, "ftol": 0.0, "maxfun": 10 * self.max_iter}
+        found = minimize(loss, np.zeros(loss.size), jac=True, method="L-BFGS-B", options=options)
+        if found.status == 1:
+            warnings.warn(
+                f"L-BFGS stopped after max_iter = {self.max_iter} steps with a largest derivative of "
+                f"{abs(found.jac).max():.2g}, above tol = {self.tol:g}; raise one of them",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        self.n_iter_ = int(found.nit)
+        weight, bias = loss.split(found.x)
+        if len(self.classes_) == 2:
+            weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+        self.coef_ = weight / scale
+        self.intercept_ = bias - self.coef_ @ mean
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """W x + b, (n, classes), or (n,) for two classes: positive for the second."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
+        scores = X @ self.coef_.T + self.intercept_
+        return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of every class, (n, classes), without noise."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([expit(-scores), expit(scores)], axis=1)
+        return np.asarray(softmax(scores, axis=1))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithm of `predict_proba`."""
+        return np.asarray(np.log(self.predict_proba(X)))
+
+    def predict(self, X: Any) -> Array:
+        """The most probable label of every row."""
+        scores = self.decision_function(X)
+        index = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
+        return np.asarray(self.classes_[index])
+
+
+class _Copies:
+    """Noisy copies of features, a few at a time, (copies·n, D), and the same ones whenever they are asked for."""
+
+    def __init__(self, features: Tensor, kind: str, p: float, number: int, seed: int) -> None:
+        self.features, self.kind, self.p, self.number, self.seed = features, kind, p, number, seed
+        self._held = list(self._draw()) if number * features.numel() <= HELD else None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        source: Iterable[Tensor] = self._draw() if self._held is None else self._held
+        return iter(source)
+
+    def _draw(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        together = max(1, TOGETHER // self.features.numel())
+        for start in range(0, self.number, together):
+            rows = self.features.repeat(min(together, self.number - start), 1)
+            yield _disturb(rows, self.kind, self.p, generator)
+
+
+def _disturb(x: Tensor, kind: str, p: float, generator: torch.Generator) -> Tensor:
+    """Noise about the origin, as the layers make it by default."""
+    if kind == "rotation":
+        return rotation_out(x, p, draw=Draw(pairing="structured"), generator=generator)
+    scale = strength.from_lam(kind, strength.to_lam("dropout", p))
+    return multiply(x, kind, scale, p > 0, dim=-1, center=None, mask=None, sync=False, generator=generator)
+
+
+class _Loss:
+    """The mean cross-entropy over noisy copies and its gradient, as a function of all parameters in one vector."""
+
+    def __init__(self, copies: _Copies, labels: Tensor, classes: int, *, bias: bool) -> None:
+        self.copies, self.labels, self.classes, self.bias = copies, labels, classes, bias
+        self.width = copies.features.shape[1] + bias
+        self.size = classes * self.width
+
+    def split(self, parameters: Array) -> tuple[Array, Array]:
+        """Weights (classes, D) and biases (classes,)."""
+        table = parameters.reshape(self.classes, self.width)
+        return (table[:, :-1], table[:, -1]) if self.bias else (table, np.zeros(self.classes))
+
+    def __call__(self, parameters: Array) -> tuple[float, Array]:
+        features = self.copies.features
+        weight, bias = (torch.from_numpy(part).to(features.dtype) for part in self.split(parameters))
+        value, gradient = 0.0, torch.zeros(self.classes, self.width, dtype=torch.float64)
+        for noisy in self.copies:
+            labels = self.labels.repeat(len(noisy) // len(features))[:, None]
+            log_probability = torch.addmm(bias, noisy, weight.T).log_softmax(1)
+            value -= log_probability.gather(1, labels).sum(dtype=torch.float64).item()
+            error = log_probability.exp_().scatter_add_(1, labels, noisy.new_full(labels.shape, -1))
+            gradient[:, : features.shape[1]] += error.T @ noisy
+            if self.bias:
+                gradient[:, -1] += error.sum(0)
+        rows = self.copies.number * len(features)
+        return value / rows, gradient.flatten().numpy() / rows

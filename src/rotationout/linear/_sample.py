@@ -1,0 +1,109 @@
+"""A weighted sample about its mean, read in blocks of rows so that it need not be copied whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import get_blas_funcs
+
+__all__ = ["Array", "Sample", "square"]
+
+Array = NDArray[Any]
+
+
+class Sample:
+    """Rows z = √s·(x − m) and t = √s·(y − μ), with weights s and, if centred, their weighted means m and μ.
+
+    Args:
+        x: features, (n, D), of a floating dtype.
+        y: targets, (n, k), of the same dtype.
+        weight: s, (n,), or None for ones.
+        centred: take x and y about their means, which fits an intercept; about the origin if not.
+
+    Attributes:
+        total: Σ s.
+        x_mean: m, zeros if not centred.
+        y_mean: μ, likewise.
+    """
+
+    def __init__(self, x: Array, y: Array, weight: Array | None, *, centred: bool) -> None:
+        self.x, self.y, self.weight, self.centred = x, y, weight, centred
+        counts = np.ones(len(x), dtype=x.dtype) if weight is None else weight.astype(x.dtype, copy=False)
+        self.total = float(counts.sum(dtype=np.float64))
+        self.root = None if weight is None else np.sqrt(counts)[:, None]
+        # As a product with a matrix, which the BLAS spreads over threads; numpy's mean it does not.
+        self.x_mean = counts @ x / x.dtype.type(self.total) if centred else np.zeros(x.shape[1], x.dtype)
+        self.y_mean = counts @ y / y.dtype.type(self.total) if centred else np.zeros(y.shape[1], y.dtype)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, D)."""
+        return self.x.shape[0], self.x.shape[1]
+
+    def take(self, rows: Array) -> Sample:
+        """Some of the rows, about a mean of their own."""
+        weight = None if self.weight is None else self.weight[rows]
+        return Sample(self.x[rows], self.y[rows], weight, centred=self.centred)
+
+    def blocks(self, elements: int = 2**23) -> Iterator[tuple[slice, Array, Array]]:
+        """Slices of rows with their z and t. The memory of z is used again for the next block.
+
+        Args:
+            elements: how large a block is: 64 MB as a rule, so that the BLAS is called seldom.
+        """
+        n, features = self.shape
+        # A product with a block should be worth reading a D × D matrix for.
+        rows = min(n, max(1024, elements // features))
+        memory = np.empty((rows, features), dtype=self.x.dtype)
+        for start in range(0, n, rows):
+            part = slice(start, min(start + rows, n))
+            z = np.subtract(self.x[part], self.x_mean, out=memory[: part.stop - start])
+            t = self.y[part] - self.y_mean
+            if self.root is not None:
+                z *= self.root[part]
+                t *= self.root[part]
+            yield part, z, t
+
+    def moments(self) -> tuple[Array, Array]:
+        """ZᵀZ, of which only the lower triangle is filled, and Zᵀt."""
+        features = self.shape[1]
+        gram = np.zeros((features, features), dtype=self.x.dtype, order="F")
+        cross = np.zeros((features, self.y.shape[1]), dtype=self.x.dtype)
+        for _, z, t in self.blocks():
+            square(z.T, into=gram)
+            cross += z.T @ t
+        return gram, cross
+
+    def energy(self, gram: Array | None = None) -> Array:
+        """Σ z² of every feature, the diagonal of ZᵀZ; zero where a constant less its mean left rounding errors."""
+        if gram is not None:
+            energy = np.diag(gram).copy()
+        else:
+            energy = np.zeros(self.shape[1], dtype=self.x.dtype)
+            for _, z, _ in self.blocks():
+                energy += np.einsum("ij,ij->j", z, z)
+        rounding = 8 * np.finfo(self.x.dtype).eps * np.sqrt(len(self.x)) * self.x_mean
+        energy[energy <= self.total * rounding**2] = 0
+        return energy
+
+    def rows(self) -> tuple[Array, Array]:
+        """All of z and t, copied."""
+        z, t = np.empty_like(self.x, order="C"), np.empty_like(self.y, order="C")
+        for part, block, targets in self.blocks():
+            z[part], t[part] = block, targets
+        return z, t
+
+
+def square(a: Array, *, into: Array | None = None) -> Array:
+    """The lower triangle of a·aᵀ, half the work of a product; added in place to ``into`` (Fortran order) if given.
+
+    ``a`` is read without a copy if it is in Fortran order or the transpose of such a matrix.
+    """
+    (syrk,) = get_blas_funcs(("syrk",), (a,))
+    turned = not a.flags.f_contiguous
+    c = np.zeros((len(a), len(a)), dtype=a.dtype, order="F") if into is None else into
+    result: Array = syrk(1.0, a.T if turned else a, beta=1.0, c=c, trans=int(turned), lower=1, overwrite_c=1)
+    return result

@@ -1,0 +1,84 @@
+"""Cross-Normalization: every example by the statistics of the others."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from .ghost import ChunkedNorm
+from .statistics import Examples, cross_moments
+
+__all__ = ["CrossNorm1d", "CrossNorm2d", "CrossNorm3d"]
+
+FEWEST_OTHERS = 4
+"""Of three Gaussian values the inverse variance has no mean: CrossNorm's output would have infinite variance."""
+
+
+class _CrossNorm(ChunkedNorm):
+    def _normalize(self, input: Tensor) -> Tensor:
+        fewest = input.size(0) if self.ghost_batch is None else min(input.size(0), self.ghost_batch)
+        positions = math.prod(input.shape[2:])
+        if (fewest - 1) * positions < FEWEST_OTHERS:
+            raise ValueError(
+                f"{type(self).__name__} leaves one of {fewest} examples of {positions} value(s) per channel out; the "
+                f"variance of its output is finite only if the others have at least {FEWEST_OTHERS} values: "
+                f"{'the batch' if self.ghost_batch is None else 'a ghost batch'} needs at least "
+                f"{2 if positions >= FEWEST_OTHERS else math.ceil(FEWEST_OTHERS / max(positions, 1)) + 1} examples"
+            )
+        return self._normalize_in_chunks(input)
+
+    def _moments(self, chunk: Examples) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance = (moment.flatten(0, 1) for moment in cross_moments(chunk))
+        inverse = (variance + self.eps).rsqrt()
+        return mean, inverse, inverse
+
+    def _track_spread(self, seen: Tensor, weight: Tensor | float) -> None:
+        assert self.running_var is not None
+        inverse = (self.running_var.to(seen.dtype) + self.eps).rsqrt()
+        inverse = inverse.lerp(seen, weight.to(seen.dtype) if isinstance(weight, Tensor) else weight)
+        self.running_var.copy_((inverse**-2 - self.eps).clamp_min(0))
+
+
+class CrossNorm1d(_CrossNorm, nn.BatchNorm1d):
+    """Cross-Normalization for (N, C) or (N, C, L); see `CrossNorm2d`. Of vectors a batch must have at least five."""
+
+
+class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
+    """Cross-Normalization (appendix B): in training an example is normalised by the statistics of the others.
+
+    Its own values have no part in its mean and variance, so that the expected output is linear in them, as test mode
+    assumes; BatchNorm's is not. On maps the whole example is left out. The mean of the others is over all their values,
+    and so is their variance, unbiased: for B vectors 1 / (B − 1) and 1 / (B − 2), where the paper prints 1 / B.
+
+    The slope of the expected output is E[1/σ], which is more than 1 / √E[σ²]: by 15 % at B = 8. Evaluation therefore
+    keeps a running mean of 1 / √(σ² + ε) over batches and examples, stored as the variance with that inverse root:
+    ``running_var`` is less than the variance of the input, and evaluation is BatchNorm's. The mean and the inverse
+    deviation of the others are taken as uncorrelated, which they are for symmetric inputs. A channel that is constant
+    over nearly all examples of most batches is no input for this layer: the one that differs comes out of the order of
+    1 / √ε.
+
+    Args:
+        num_features: C; this and the others of `torch.nn.BatchNorm2d` mean the same here.
+        eps: added to variances.
+        momentum: how much a new batch counts in the running statistics; None: all batches count the same.
+        affine: with γ and β.
+        track_running_stats: without, evaluation uses statistics of the batch too.
+        device: of parameters and buffers.
+        dtype: likewise.
+        ghost_batch: examples in a chunk, each normalised by the others of its chunk; None for the whole batch. The
+            examples that are left over join the last chunk.
+
+    Raises:
+        ValueError: in training, if the others have fewer than 4 values per channel; the output's variance would be
+            infinite.
+
+    >>> import torch
+    >>> layer = CrossNorm2d(3)
+    >>> layer(torch.randn(8, 3, 4, 4)).shape
+    torch.Size([8, 3, 4, 4])
+    """
+
+
+class CrossNorm3d(_CrossNorm, nn.BatchNorm3d):
+    """Cross-Normalization for (N, C, D, H, W); see `CrossNorm2d`."""

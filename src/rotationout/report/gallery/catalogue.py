@@ -1,0 +1,26 @@
+"""All figures there are: those of the theory, and those of the records that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...strength import check_choice
+from . import Drawing, batchnorm, linear, noise
+
+__all__ = ["all_figures", "chosen_figures"]
+
+
+def all_figures(results: Path) -> list[Drawing]:
+    """Every figure; those of experiments where their records are under ``results``."""
+    found = [*noise.FIGURES, *linear.FIGURES, *batchnorm.FIGURES]
+    record = results / "small_batch.json"
+    if record.is_file():
+        found.append(batchnorm.experiment(record))
+    return found
+
+
+def chosen_figures(results: Path, names: Sequence[str]) -> list[Drawing]:
+    """The figures of these names, all of them if there is none."""
+    known = {drawing.name: drawing for drawing in all_figures(results)}
+    return [known[check_choice("figure", name, known)] for name in names] if names else list(known.values())

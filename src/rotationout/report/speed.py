@@ -1,0 +1,55 @@
+"""How fast noise layers are beside nn.Dropout, from the records of ``benchmarks``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .page import Table
+
+__all__ = ["cpu_table", "gpu_table"]
+
+GPU_COLUMNS = (
+    ("nn.Dropout", ["nn.Dropout"]),
+    ("un-centred, structured", ["structured per example", "structured per row"]),
+    ("un-centred, permutation", ["permutation per example", "permutation per batch"]),
+    ("batch mean", ["batch mean"]),
+    ("authors' formula", ["authors' formula"]),
+)
+CPU_COLUMNS = (
+    ("nn.Dropout", ["nn.Dropout"]),
+    ("un-centred", ["RotationOut, un-centred"]),
+    ("un-centred, one P for the batch", ["RotationOut, P per batch"]),
+    ("batch mean", ["RotationOut, batch-centred"]),
+    ("authors' formula", ["authors' formula"]),
+)
+
+
+def gpu_table(record: Path) -> Table:
+    """Device time of forward + backward relative to nn.Dropout, large tensors."""
+    rows = [row for row in json.loads(record.read_text(encoding="utf-8"))["rows"] if "both_us" in row]
+    return _table(rows, GPU_COLUMNS, lambda row: float(row["captured_us"][0]) / 1e3)
+
+
+def cpu_table(record: Path) -> Table:
+    """Time of forward + backward relative to nn.Dropout."""
+    return _table(json.loads(record.read_text(encoding="utf-8"))["rows"], CPU_COLUMNS, lambda row: float(row["ms"]))
+
+
+def _table(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[tuple[str, list[str]]],
+    time: Callable[[dict[str, Any]], float],
+) -> Table:
+    lines = []
+    for tensor in dict.fromkeys(row["tensor"] for row in rows):
+        times = {row["noise"]: time(row) for row in rows if row["tensor"] == tensor}
+        base = times["nn.Dropout"]
+        cells = [f"{base:.3g} ms"]
+        for _, names in columns[1:]:
+            found = next((times[name] for name in names if name in times), None)
+            cells.append("–" if found is None else f"{found / base:.2f}×")
+        lines.append([tensor, *cells])
+    return Table(["tensor", *(name for name, _ in columns)], lines)

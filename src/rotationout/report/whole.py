@@ -1,0 +1,148 @@
+"""The whole report: everything that records say, beside the paper, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..experiments.records import Study
+from ..experiments.results import read_records
+from ..experiments.small_batch import SmallBatchStudy
+from ..recipes import TABLES, speech
+from . import digits, small_batch, speed, style, table4
+from .curves import curves_figure
+from .gallery import Drawing
+from .gallery.catalogue import all_figures
+from .page import Section, render
+from .table1 import table1
+
+__all__ = ["sections", "write"]
+
+TITLES: dict[str, str] = {
+    "cifar100_resnet110_authors": "Table 1a and 1b: ResNet110 on CIFAR-100, the authors' settings",
+    "cifar100_resnet110_paper": "Table 1a and 1b: ResNet110 on CIFAR-100, the printed settings",
+    "cifar100_wrn28_10_authors": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the authors' settings",
+    "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
+    "cifar100_resnet110_protocol": "How RotationOut is run: form, ramp and weight decay",
+    "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, trained",
+}
+OPEN: dict[str, str] = {
+    "Table 1 (CIFAR-100)": "cifar100_resnet110_authors",
+    "Table 2 (ImageNet)": "imagenet",
+    "Table 3 (COCO)": "coco",
+    "Table 4 (WSJ)": "wsj",
+}
+"""The paper's tables and the recipe whose records would fill each."""
+
+
+def sections(
+    results: Path, benchmarks: Path | None = None, *, demo: Study | None = None, figures: bool = True
+) -> list[Section]:
+    """What the page shows: of each part what has a record, and at the end what has none.
+
+    Args:
+        results: where the records of experiments are.
+        benchmarks: where those of benchmarks are.
+        demo: the study of digits that comes first, instead of the one in ``results``.
+        figures: with the figures of the theory, which take half a minute to compute.
+    """
+    found: list[Section] = []
+    if demo is None and (results / "digits.json").is_file():
+        demo = Study.load(results / "digits.json")
+    if demo is not None:
+        found += digits.sections(demo)
+    for recipe in TABLES:
+        records = read_records(results, recipe)
+        if records:
+            found.append((table4.section if recipe in speech.TABLES else _table)(recipe, records))
+    if (results / "small_batch.json").is_file():
+        found.append(_small_batch(results / "small_batch.json"))
+    if benchmarks is not None:
+        found += _speed(benchmarks)
+    if figures:
+        found += [_figure(drawing) for drawing in all_figures(results)]
+    return [*found, _not_reproduced(results)]
+
+
+def write(
+    out: Path,
+    results: Path,
+    benchmarks: Path | None = None,
+    *,
+    demo: Study | None = None,
+    figures: bool = True,
+) -> Path:
+    """Write the page of `sections` to ``out``/index.html, and return that path."""
+    out.mkdir(parents=True, exist_ok=True)
+    lead = "Turn the features instead of dropping them: what was measured, beside what the paper says."
+    footer = "Every number on this page is computed from records of runs; each record names its code and its machine."
+    page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
+    path = out / "index.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    first = records[0]["config"]
+    tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
+    places = sorted({record["device"] for record in records})
+    prose = [
+        f"{first['steps']:,} steps on batches of {first['batch']}, weight decay "
+        f"{', '.join(f'{decay:g}' for decay in sorted({r['weight_decay'] for r in records}))}; accuracy on {tested}. "
+        f"Mean ± standard deviation over runs; {len(records)} runs in all, on {', '.join(places)}.",
+        "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard errors "
+        "of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as strong.",
+    ]
+    return Section(
+        TITLES.get(recipe, recipe),
+        prose,
+        table1(records),
+        style.to_svg(curves_figure(records)),
+        "Test accuracy after each epoch: mean over seeds, and their range.",
+        "" if min(_runs(records).values()) > 1 else "Some rows are single runs: their differences may be chance.",
+    )
+
+
+def _runs(records: Sequence[dict[str, Any]]) -> dict[str, int]:
+    rows = [record["row"] for record in records]
+    return {row: rows.count(row) for row in rows}
+
+
+def _small_batch(path: Path) -> Section:
+    study = SmallBatchStudy.load(path)
+    findings = [small_batch.verdict(study, norm, measure) for norm in ("poly", "cross") for measure in MEASURES]
+    return Section(
+        "Appendix B: BatchNorm of small batches, on digits",
+        ["Test accuracy with BatchNorm and the paper’s two replacements.", *findings],
+        small_batch.table(study),
+    )
+
+
+MEASURES = ("test_accuracy", "test_loss")
+
+
+def _speed(folder: Path) -> list[Section]:
+    found = []
+    kinds: tuple[tuple[str, Callable[[Path], Any], str], ...] = (
+        ("nvidia", speed.gpu_table, "Device time of forward and backward, captured in a CUDA graph"),
+        ("cpu", speed.cpu_table, "Time of forward and backward"),
+    )
+    for kind, make, what in kinds:
+        for path in sorted(folder.glob(f"ops_{kind}*.json")):
+            machine = path.stem.removeprefix("ops_").replace("_torch-", ", torch ")
+            found.append(Section(f"Speed: {machine}", [f"{what}, relative to nn.Dropout."], make(path)))
+    return found
+
+
+def _figure(drawing: Drawing) -> Section:
+    return Section(drawing.title, [], None, style.to_svg(drawing.draw(drawing.compute())), drawing.caption)
+
+
+def _not_reproduced(results: Path) -> Section:
+    missing = [table for table, recipe in OPEN.items() if not read_records(results, recipe)]
+    said = f"There are no records yet of {', '.join(missing)}." if missing else "Every table of the paper has records."
+    return Section(
+        "What is not reproduced",
+        [said, "ImageNet, COCO and WSJ must be had from their owners; stand-ins carry names of their own."],
+    )

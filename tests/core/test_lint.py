@@ -1,0 +1,314 @@
+"""Every rule of lint: a model in which it speaks, and one like it in which it is silent."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rotationout as ro
+from rotationout.analysis import RULES, lint
+
+IMAGES = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+VECTORS = IMAGES.flatten(1)[:, :8]
+TOKENS = IMAGES.flatten(2)[:, :, :8]
+
+
+class Keeps(nn.Sequential):
+    """A part of it stays in testing mode, for fine-tuning say."""
+
+    def __init__(self, part: int) -> None:
+        super().__init__(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+        self.part = part
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self[self.part].eval()
+        return self
+
+
+class Function(nn.Module):
+    def __init__(self, draw: Callable[[Tensor, bool], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(x, self.training)
+
+
+class Unused(nn.Module):
+    def __init__(self, use: bool) -> None:
+        super().__init__()
+        self.noise, self.linear, self.use = nn.Dropout(0.5), nn.Linear(8, 2), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.noise(x) if self.use else x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, bidirectional: bool, noise: nn.Module) -> None:
+        super().__init__()
+        self.noise, self.lstm = noise, nn.LSTM(8, 4, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(self.noise(x))[0]
+
+
+class Attention(nn.Module):
+    def __init__(self, on_weights: bool) -> None:
+        super().__init__()
+        self.noise, self.on_weights = ro.RotationOut(0.2), on_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.transpose(1, 2)).softmax(-1)
+        return self.noise(weights) @ x if self.on_weights else self.noise(weights @ x)
+
+
+class Norms(nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.norm, self.times = nn.BatchNorm1d(8), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = self.norm(x).relu()
+        return x
+
+
+def converted(first: bool) -> nn.Module:
+    """Noise inserted before or after BatchNorm layers were converted, which rebuilds them."""
+    model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8))
+    if not first:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    ro.insert(model, nn.Dropout(0.5), after="2")
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model) if first else model
+
+
+class Case(NamedTuple):
+    bad: Callable[[], nn.Module]
+    good: Callable[[], nn.Module]
+    layer: str
+    message: str
+    example: Tensor
+    code: bool = True  # whether it speaks without an example too
+
+
+def sequence(*modules: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(*modules)
+
+
+CASES: dict[str, list[Case]] = {
+    "noise-before-normalisation": [
+        Case(
+            sequence(nn.Linear(8, 8), noise, norm),
+            sequence(nn.Linear(8, 8), norm, noise),
+            "1",
+            message,
+            VECTORS,
+        )
+        for noise, norm, message in [
+            (nn.Dropout(0.5), nn.BatchNorm1d(8), r"BatchNorm1d 2.*with recalibrate_batchnorm_\(model"),
+            (ro.nn.CentredDropout(0.5), nn.BatchNorm1d(8), "correct_batchnorm_ or recalibrate"),
+            (ro.RotationOut(0.5), nn.LayerNorm(8), "LayerNorm 2, whose output has a smaller share"),
+            (nn.Dropout(0.5), nn.GroupNorm(2, 8), "GroupNorm 2, whose output"),
+        ]
+    ]
+    + [
+        Case(
+            sequence(ro.RotationOut2d(0.5), nn.BatchNorm2d(3)),
+            sequence(ro.RotationOut2d(0.5), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)),
+            "0",
+            "straight before",
+            IMAGES,
+        ),
+        Case(
+            sequence(nn.Dropout(0.5), nn.BatchNorm1d(8)),
+            sequence(nn.Dropout(0.0), nn.BatchNorm1d(8)),
+            "0",
+            "BatchNorm1d 1",
+            VECTORS,
+        ),
+    ],
+    "double-noise": [
+        Case(
+            sequence(nn.Linear(8, 8), ro.RotationOut(0.2), nn.Dropout(0.2), nn.Linear(8, 2)),
+            sequence(nn.Linear(8, 8), ro.RotationOut(0.2), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)),
+            "2",
+            "straight after the noise 1",
+            VECTORS,
+        )
+    ],
+    "block-larger-than-map": [
+        Case(
+            sequence(ro.RotationOut2d(0.2, block_size=7), nn.MaxPool2d(2), ro.RotationOut2d(0.2, block_size=5)),
+            sequence(ro.RotationOut2d(0.2, block_size=9), nn.MaxPool2d(2), ro.RotationOut2d(0.2, block_size=4)),
+            "2",
+            r"block_size = 5 is larger than its map \(4, 4\)",
+            IMAGES,
+            code=False,
+        )
+    ],
+    "mean-of-one-example": [
+        Case(
+            sequence(ro.RotationOut2d(0.2)),
+            sequence(ro.RotationOut2d(0.2, center="running", num_features=3)),
+            "0",
+            r"a single example, \(1, 3, 9, 9\)",
+            IMAGES[:1],
+            code=False,
+        ),
+        Case(  # (T, N, C): the batch is second
+            sequence(ro.RotationOutSequence(0.2, center="batch")),
+            sequence(ro.RotationOutSequence(0.2, center="batch", batch_first=True)),
+            "0",
+            "a single example",
+            TOKENS[:, :1],
+            code=False,
+        ),
+    ],
+    "mean-sees-later-steps": [
+        Case(
+            lambda: Recurrent(False, ro.RotationOutSequence(0.2, center="batch")),
+            lambda: Recurrent(True, ro.RotationOutSequence(0.2, center="batch")),
+            "noise",
+            "lstm is causal",
+            TOKENS,
+        ),
+        Case(
+            lambda: Recurrent(False, ro.nn.CentredDropout(0.2)),
+            lambda: Recurrent(False, ro.nn.GaussianDropout(0.2)),
+            "noise",
+            "use center=None",
+            TOKENS,
+            code=False,
+        ),
+    ],
+    "too-strong": [
+        Case(sequence(nn.Dropout(1.0)), sequence(nn.Dropout(0.99)), "0", "drops everything", VECTORS),
+        Case(sequence(ro.nn.Uout(0.3)), sequence(ro.nn.Uout(0.25)), "0", "β = 1.13 > 1", VECTORS),
+        Case(
+            sequence(ro.RotationOut2d(0.7)),
+            sequence(ro.RotationOut2d(0.6)),
+            "0",
+            "λ = 2.33 is more than D − 1 = 2",
+            IMAGES,
+            code=False,
+        ),
+    ],
+    "never-in-training": [Case(lambda: Keeps(1), lambda: Keeps(0), "1", "never acts", VECTORS)],
+    "detached": [
+        Case(lambda: converted(True), lambda: converted(False), "2.rotationout_after", "no longer acts", VECTORS)
+    ],
+    "never-called": [Case(lambda: Unused(False), lambda: Unused(True), "noise", "not called", VECTORS, code=False)],
+    "noise-without-module": [
+        Case(
+            lambda: Function(lambda x, training: F.dropout(x, 0.5, training)),
+            lambda: Function(lambda x, training: x + torch.randn_like(x)),
+            "",
+            "drops by a function",
+            VECTORS,
+        )
+    ],
+    "other-axis": [
+        Case(
+            sequence(nn.Conv2d(3, 4, 1), nn.ReLU(), noise, nn.Conv2d(4, 4, 1)),
+            sequence(nn.Conv2d(3, 4, 1), nn.ReLU(), fits, nn.Conv2d(4, 4, 1)),
+            "2",
+            "before 2 axes of positions",
+            IMAGES,
+            code=False,
+        )
+        for noise, fits in [
+            (ro.RotationOut(0.2), ro.RotationOut2d(0.2)),
+            (ro.nn.CentredDropout(0.2), ro.nn.CentredDropout(0.2, dim=1)),
+        ]
+    ],
+    "rotation-on-attention": [
+        Case(lambda: Attention(True), lambda: Attention(False), "noise", "sum to one", TOKENS, code=False)
+    ],
+    "shared-batchnorm": [Case(lambda: Norms(2), lambda: Norms(1), "norm", "called 2 times", VECTORS)],
+    "batchnorm-statistics": [
+        Case(sequence(nn.BatchNorm1d(8, **bad)), sequence(nn.BatchNorm1d(8)), "0", message, VECTORS)
+        for bad, message in [
+            ({"momentum": None}, "averages over all of training"),
+            ({"momentum": 0}, "keeps its running statistics what they are"),
+            ({"track_running_stats": False}, "depends on the rest of its batch"),
+        ]
+    ],
+}
+ALL = [(rule, case) for rule, cases in CASES.items() for case in cases]
+
+
+def of_rule(findings: list[Any], rule: str) -> list[Any]:
+    return [finding for finding in findings if finding.rule == rule]
+
+
+@pytest.mark.parametrize(("rule", "case"), ALL)
+def test_a_rule_speaks_where_it_should_and_only_there(rule: str, case: Case) -> None:
+    found = of_rule(lint(case.bad(), case.example), rule)
+    assert [finding.layer for finding in found] == [case.layer]
+    assert re.search(case.message, str(found[0]))
+    assert of_rule(lint(case.good(), case.example), rule) == []
+
+
+@pytest.mark.parametrize(("rule", "case"), ALL)
+def test_a_rule_knows_from_the_code_what_it_can_know(rule: str, case: Case) -> None:
+    assert [finding.layer for finding in of_rule(lint(case.bad()), rule)] == [case.layer] * case.code
+    assert of_rule(lint(case.good()), rule) == []
+
+
+def test_every_rule_is_explained_and_has_a_case() -> None:
+    assert set(CASES) == set(RULES)
+    assert all((rule.__doc__ or "").strip() for rule in RULES.values())
+
+
+def test_a_sound_model_has_no_findings() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), ro.RotationOut2d(0.2, block_size=3), nn.Conv2d(8, 8, 3),
+        nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), ro.RotationOut(0.2), nn.Linear(8, 2),
+    )  # fmt: skip
+    assert lint(model) == lint(model, IMAGES) == []
+    assert str(lint(model)) == "nothing found"
+
+
+def test_noise_in_recurrent_and_attention_layers_is_as_it_should_be() -> None:
+    noises = {"layer_noise": ro.noise("rotation-sequence", 0.2), "weight_drop": 0.1}
+    assert lint(ro.nn.NoisyLSTM(8, 8, num_layers=2, **noises), TOKENS) == []
+    assert lint(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), TOKENS) == []
+
+
+def test_what_could_not_be_looked_at_is_said() -> None:
+    class Branching(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.mean() < 1e9 else x
+
+    model = Branching(nn.Dropout(0.5), nn.BatchNorm1d(8))
+    (finding,) = lint(model)
+    assert finding.rule == "not-checked"
+    assert "give example_inputs" in str(finding)
+    assert [finding.rule for finding in lint(model, VECTORS)] == ["noise-before-normalisation"]
+    one = lint(nn.Sequential(ro.nn.CentredDropout(0.2)), VECTORS[:1])
+    assert [finding.rule for finding in one] == ["mean-of-one-example", "not-checked"]
+    assert "ValueError: center='batch' needs more than one value" in str(one)
+
+
+def test_findings_read_as_lines() -> None:
+    found = lint(nn.Sequential(nn.Dropout(1.0), nn.BatchNorm1d(8, momentum=None)), VECTORS)
+    lines = str(found).splitlines()
+    assert len(lines) == len(found) == 3
+    assert lines[1] == "0: p = 1 drops everything; use a smaller one [too-strong]"
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), ro.RotationOut(0.2)).eval()
+    model[1].train()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    for given in (VECTORS, VECTORS[:, :3], None):  # the second is an error inside
+        lint(model, given)
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        assert [m.training for m in model] == [False, True, False, False]
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,31 @@
+"""Where the networks of the experiments have their noise."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rotationout.experiments.networks import ResNet
+
+
+def names(**options: Any) -> list[str]:
+    network = ResNet(1, noise=lambda channels: nn.Dropout(), **options)
+    return [name for name, module in network.named_modules() if isinstance(module, nn.Dropout)]
+
+
+def test_noise_is_where_the_places_say() -> None:
+    assert names() == ["stages.2.noise1", "stages.2.noise2"]
+    assert names(places=("bn1",)) == ["stages.2.noise_a"]
+    assert names(places=("conv2",), stages=(1, 3)) == ["stages.0.noise2", "stages.2.noise2"]
+    with pytest.raises(ValueError, match="places must be"):
+        names(places=("conv3",))
+
+
+@pytest.mark.parametrize(("place", "layer"), [("conv1", "conv1"), ("bn1", "bn1"), ("conv2", "conv2")])
+def test_the_layer_behind_a_place_gets_the_noise(place: str, layer: str) -> None:
+    network = ResNet(1, noise=lambda channels: nn.Dropout(0.999999), places=(place,))
+    seen: list[Tensor] = []
+    network.stages[2].get_submodule(layer).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    network(torch.randn(2, 3, 32, 32))
+    assert seen[0].count_nonzero() < 9
