@@ -79,6 +79,20 @@ def test_noises_are_where_they_should_be() -> None:
     assert torch.equal(dropped, (seen[0] == 0).any(0))
 
 
+def test_the_bias_of_forget_gates() -> None:
+    plain, biased = (_drawn(forget_bias) for forget_bias in (0.0, 1.0))
+    for name, parameter in plain.named_parameters():
+        gates = torch.zeros_like(parameter)
+        if "bias_ih" in name:
+            gates[4:8] = 1
+        torch.testing.assert_close(biased.get_parameter(name), parameter + gates)
+
+
+def _drawn(forget_bias: float) -> Listener:
+    torch.manual_seed(0)
+    return Listener(5, 4, 2, 7, forget_bias=forget_bias)
+
+
 def test_the_loss_is_the_mean_of_utterances() -> None:
     scores, lengths = torch.randn(20, 3, 29, requires_grad=True), torch.tensor([20, 11, 17])
     texts = [encode(text) for text in ("YES", "A", "HELLO")]

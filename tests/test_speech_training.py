@@ -23,7 +23,7 @@ from rotationout.experiments.speech.recognition import Recognition, SpeechConfig
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES
 from rotationout.recipes import speech as recipe
-from rotationout.report.table4 import PAPER, chosen_strength
+from rotationout.report.table4 import PAPER, chosen_strength, section
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 SPEECH = ("an4", "an4_strength", "wsj")
@@ -81,6 +81,9 @@ def test_every_row_of_every_table_runs(table: str, data: Path, kaldi: Path, tmp_
         assert record["cer"] > 0
         assert record["skipped"] == {}
         assert record["train_utterances"] + record["test_utterances"] == (12 if table == "an4_strength" else 17)
+        page = section(table, [record])
+        assert page.table is not None
+        assert page.table.rows[0][:2] == [record["row"], "1"]
         shown = record["transcripts"]
         assert {"name", "said", "heard"} == shown[0].keys()
         assert len(shown) == min(6, record["test_utterances"])
@@ -265,7 +268,7 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[2] == "| none | 3 | 9.10 ± 0.10 | 9.1 | 36.40 ± 0.40 | – | – |"
     assert lines[3].startswith("| locked keep 0.7 | 3 | 7.20 ± 0.10 | 7.3 | 28.80 ± 0.40 | < 0.001 | – |")
     assert lines[4].startswith("| rotation | 3 | 6.13 ± 0.15 | 6.8 | 24.53 ± 0.61 | < 0.001 | 0.00")
-    assert lines[6:] == ["`u1`: YES", "", "- none: YET", "- locked keep 0.7: (nothing)", "- rotation: (nothing)", ""]
+    assert lines[6:] == ["- u1, YES — none: YET; locked keep 0.7: (nothing); rotation: (nothing)"]
     assert cli.main(["table", "an4_strength", "--out", str(tmp_path)]) == 1
     assert "there are no records of this recipe yet" in capsys.readouterr().err
 

@@ -58,7 +58,7 @@ def _table4(records: Sequence[dict[str, Any]]) -> Table:
 def _transcripts(records: Sequence[dict[str, Any]]) -> str:
     from ..report.table4 import transcripts
 
-    return transcripts(records)
+    return "\n".join(f"- {line}" for line in transcripts(records))
 
 
 TASKS: dict[type[Config], Task] = {

@@ -8,9 +8,15 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes.speech import an4, rows
 from .cells import by_row, significance, spread
-from .page import Table
+from .page import Section, Table
 
-__all__ = ["PAPER", "chosen_strength", "table4", "transcripts"]
+__all__ = ["PAPER", "chosen_strength", "section", "table4", "transcripts"]
+
+TITLES = {
+    "an4": "Table 4 on AN4, which stands in for WSJ",
+    "an4_strength": "How strong RotationOut is in Table 4, chosen on speakers held out of AN4’s training set",
+    "wsj": "Table 4: WSJ",
+}
 
 PAPER = dict(
     zip(
@@ -28,13 +34,12 @@ RIVALS = {
 
 
 def table4(records: Sequence[dict[str, Any]]) -> Table:
-    """The records of one recipe, a row each for its rows, in the order of the paper; columns without numbers left out.
+    """A table of the records of one recipe, rows in the paper's order.
 
     The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for RotationOut against the
     best of the others.
     """
     found = _ordered(records)
-    header = ["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"]
     lines = []
     for row, runs in found.items():
         distance = _distances(runs)
@@ -42,18 +47,33 @@ def table4(records: Sequence[dict[str, Any]]) -> Table:
         tests = [significance(distance, _distances(others)) for others in against]
         rate = spread([run["cer"] for run in runs])
         lines.append([row, str(len(runs)), spread(distance), PAPER.get(row, "–"), rate, *tests])
-    return Table(header, lines).filled()
+    return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines)
 
 
-def transcripts(records: Sequence[dict[str, Any]]) -> str:
-    """What was said, and under it what each row's first seed heard of it, in Markdown."""
+def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What was said, and for each row what its first seed heard, a line for each utterance."""
     first = {row: runs[0]["transcripts"] for row, runs in _ordered(records).items()}
     lines = []
     for place, shown in enumerate(next(iter(first.values()))):
-        lines += [f"`{shown['name']}`: {shown['said']}", ""]
-        lines += [f"- {row}: {heard[place]['heard'] or '(nothing)'}" for row, heard in first.items()]
-        lines.append("")
-    return "\n".join(lines)
+        heard = "; ".join(f"{row}: {found[place]['heard'] or '(nothing)'}" for row, found in first.items())
+        lines.append(f"{shown['name']}, {shown['said']} — {heard}")
+    return lines
+
+
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that a recipe has."""
+    first = records[0]
+    tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
+    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
+    prose = [
+        f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
+        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. Mean ± "
+        f"standard deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
+        "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit distance, "
+        "against no noise and against the best of the other noises, without and with weight drop.",
+        *transcripts(records),
+    ]
+    return Section(TITLES.get(recipe, recipe), prose, table4(records))
 
 
 def chosen_strength(records: Sequence[dict[str, Any]]) -> float:
@@ -72,4 +92,4 @@ def _distances(runs: Sequence[dict[str, Any]]) -> list[float]:
 
 def _ordered(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     found = by_row(records)
-    return {row: found[row] for row in [*(r for r in PAPER if r in found), *(r for r in found if r not in PAPER)]}
+    return {row: found[row] for row in [*(row for row in PAPER if row in found), *(r for r in found if r not in PAPER)]}

@@ -9,13 +9,13 @@ from typing import Any
 from ..experiments.records import Study
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
-from ..experiments.tasks import TASKS
-from ..recipes import TABLES
-from . import digits, small_batch, speed, style
+from ..recipes import TABLES, speech
+from . import digits, small_batch, speed, style, table4
 from .curves import curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
 from .page import Section, render
+from .table1 import table1
 
 __all__ = ["sections", "write"]
 
@@ -26,9 +26,6 @@ TITLES: dict[str, str] = {
     "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
     "cifar100_resnet110_protocol": "How RotationOut is run: form, ramp and weight decay",
     "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, trained",
-    "an4": "Table 4, on AN4 instead of WSJ: a bidirectional LSTM with CTC",
-    "an4_strength": "RotationOut's strength for Table 4, on speakers held out",
-    "wsj": "Table 4: a bidirectional LSTM with CTC on WSJ",
 }
 OPEN: dict[str, str] = {
     "Table 1 (CIFAR-100)": "cifar100_resnet110_authors",
@@ -58,7 +55,7 @@ def sections(
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:
-            found.append(_table(recipe, records))
+            found.append((table4.section if recipe in speech.TABLES else _table)(recipe, records))
     if (results / "small_batch.json").is_file():
         found.append(_small_batch(results / "small_batch.json"))
     if benchmarks is not None:
@@ -87,26 +84,24 @@ def write(
 
 
 def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
-    places = ", ".join(sorted({record["device"] for record in records}))
-    decays = ", ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
+    first = records[0]["config"]
+    tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
+    places = sorted({record["device"] for record in records})
     prose = [
-        f"{len(records)} runs of {records[0]['steps']:,} steps on {places}; weight decay {decays}. Mean ± standard "
-        f"deviation over runs.{HELD_OUT if records[0]['config'].get('held_out') else ''} p: Welch’s test against no "
-        "noise, and of RotationOut against what it is compared with.",
+        f"{first['steps']:,} steps on batches of {first['batch']}, weight decay "
+        f"{', '.join(f'{decay:g}' for decay in sorted({r['weight_decay'] for r in records}))}; accuracy on {tested}. "
+        f"Mean ± standard deviation over runs; {len(records)} runs in all, on {', '.join(places)}.",
+        "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard errors "
+        "of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as strong.",
     ]
-    curves = all("test_curve" in record for record in records)
-    single = min(_runs(records).values()) == 1
     return Section(
         TITLES.get(recipe, recipe),
         prose,
-        TASKS[type(TABLES[recipe]()[0])].table(records),
-        style.to_svg(curves_figure(records)) if curves else "",
-        "Test accuracy after each epoch: mean over seeds, and their range." if curves else "",
-        "Some rows are single runs: their differences may be chance." if single else "",
+        table1(records),
+        style.to_svg(curves_figure(records)),
+        "Test accuracy after each epoch: mean over seeds, and their range.",
+        "" if min(_runs(records).values()) > 1 else "Some rows are single runs: their differences may be chance.",
     )
-
-
-HELD_OUT = " Tested on training examples that were held out, not on the test set."
 
 
 def _runs(records: Sequence[dict[str, Any]]) -> dict[str, int]:

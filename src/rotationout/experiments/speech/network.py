@@ -38,6 +38,8 @@ class Listener(nn.Module):
         noise: makes the noise on the output of a layer, one for each.
         weight_drop: drop probability of the recurrent weights.
         variational: drop rows of them.
+        forget_bias: is added to the initial biases of the forget gates: what is remembered at first is remembered for
+            longer (Jozefowicz et al. 2015).
 
     >>> from rotationout import noise
     >>> network = Listener(40, 8, 2, 29, noise=lambda: noise("rotation-sequence", 0.2))
@@ -55,6 +57,7 @@ class Listener(nn.Module):
         noise: Callable[[], nn.Module] = nn.Identity,
         weight_drop: float = 0.0,
         variational: bool = False,
+        forget_bias: float = 0.0,
     ) -> None:
         super().__init__()
         sizes = [inputs, *[2 * hidden] * (layers - 1)]
@@ -67,6 +70,9 @@ class Listener(nn.Module):
         self.onwards, self.backwards = direction(), direction()
         self.noises = nn.ModuleList(noise() for _ in sizes)
         self.labels = nn.Linear(2 * hidden, outputs)
+        for name, parameter in self.named_parameters():
+            if "bias_ih" in name:  # of the gates i, f, g and o
+                parameter.data[hidden : 2 * hidden] += forget_bias
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """A score for every label at every frame; ``lengths`` says where each utterance ends."""
