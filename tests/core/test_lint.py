@@ -312,3 +312,19 @@ def test_the_model_is_left_as_it_was() -> None:
         assert [m.training for m in model] == [False, True, False, False]
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
         assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_transformer_is_causal_by_how_it_is_called(causal: bool) -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.noise = nn.Embedding(10, 8), ro.RotationOut(0.2, center="batch")
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.size(1)) if causal else None
+            return self.layer(self.noise(self.words(x)), src_mask=mask, is_causal=causal)
+
+    found = [f for f in lint(Language(), torch.randint(10, (2, 5))) if "later ones among them" in f.message]
+    assert [finding.layer for finding in found] == (["noise"] if causal else [])

@@ -57,12 +57,14 @@ class Flow:
         shapes: of what each noise was given, by name.
         calls: how often each module was called, by name; by the code of a model, of noises and normalisation only.
         draws: random operations outside of noises, and the name of the module where.
+        causal: modules that were called with ``is_causal=True``, as torch's transformers are, by name.
     """
 
     links: dict[Link, None] = field(default_factory=dict)
     shapes: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     draws: list[tuple[str, str]] = field(default_factory=list)
+    causal: dict[str, None] = field(default_factory=dict)
 
     def add(self, link: Link) -> None:
         """Note a link."""
@@ -166,6 +168,8 @@ class _Watcher(TorchDispatchMode):
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.flow.calls[name] += 1
             self.stack.append(name)
+            if kwargs.get("is_causal") is True or kwargs.get("tgt_is_causal") is True:
+                self.flow.causal[name] = None
             if not noise and not is_norm(module):
                 return
             given = list(_tensors((args, kwargs)))

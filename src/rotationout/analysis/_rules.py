@@ -6,6 +6,7 @@ explanation. A rule must be right where it speaks, and silent where it cannot kn
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -145,7 +146,8 @@ def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
 
     The mean is over the time steps too, so in training every step has a part of those to come in it.
     """
-    causal = next((name for name, module in view.model.named_modules() if _causal(module)), None)
+    by_type = (name for name, module in view.model.named_modules() if _causal(module))
+    causal = next(itertools.chain(by_type, view.flow.causal), None)
     if causal is None:
         return
     told = set()
