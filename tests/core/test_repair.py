@@ -380,7 +380,6 @@ def test_recalibration_changes_nothing_else() -> None:
     model = trained(dropout_b(), batches)
     model[1].momentum = None
     model[0].eval()
-    model[9].eval()
     before, modes, state = snapshot(model), [m.training for m in model.modules()], torch.get_rng_state()
     recalibrate_batchnorm_(model, batches)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
@@ -492,3 +491,23 @@ def test_code_that_overwrites_a_tensor_is_not_read_but_run(how: str) -> None:
     for _ in range(60):
         same(torch.randn(64, 4))
     assert len(correct_batchnorm_(same).layers) == 1
+
+
+def test_a_frozen_layer_stays_as_it_is() -> None:
+    """In testing mode while the model is in training: a backbone that is fine-tuned with its statistics held."""
+    model = nn.Sequential(nn.BatchNorm1d(4), ro.nn.CentredDropout(0.5, dim=1), nn.BatchNorm1d(4))
+    for _ in range(60):
+        model(torch.randn(64, 4))
+    model[0].eval()
+    model[0].running_var.fill_(4.0)
+    batches = [torch.randn(64, 4) for _ in range(20)]
+    shift = variance_shift(model, batches)
+    assert shift["2"].train.mean() == pytest.approx(0.5, rel=0.15)  # x / 2, and the noise doubles its variance
+    repaired = recalibrate_batchnorm_(model, batches)
+    assert [one.name for one in repaired.layers] == ["2"]
+    assert torch.equal(model[0].running_var, torch.full((4,), 4.0))
+    torch.testing.assert_close(model[2].running_var, torch.full((4,), 0.25), rtol=0.15, atol=0)
+    assert not model[0].training
+    model[2].eval()
+    with pytest.raises(ValueError, match="all BatchNorm layers are frozen"):
+        recalibrate_batchnorm_(model, batches)

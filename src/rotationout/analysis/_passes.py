@@ -23,8 +23,10 @@ __all__ = [
     "check_model",
     "count",
     "device_of",
+    "frozen",
     "progress",
     "run",
+    "set_mode",
     "untouched",
 ]
 
@@ -49,6 +51,20 @@ def batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
     if not found:
         raise ValueError("the model has no BatchNorm layer (torch.nn.BatchNorm1d, 2d, 3d or SyncBatchNorm)")
     return found
+
+
+def frozen(model: nn.Module) -> set[_BatchNorm]:
+    """The BatchNorm layers that are in testing mode while the model is in training: they are meant to stay so."""
+    if not model.training:
+        return set()
+    return {module for module in model.modules() if isinstance(module, _BatchNorm) and not module.training}
+
+
+def set_mode(model: nn.Module, training: bool, kept: set[_BatchNorm]) -> None:
+    """``model.train(training)``, but for layers that are `frozen`."""
+    model.train(training)
+    for layer in kept:
+        layer.training = False
 
 
 def check_batches(batches: Iterable[Any]) -> None:

@@ -140,7 +140,7 @@ def correct_batchnorm_(
         raise ValueError(f"floor is a share of the variance in training and must be between 0 and 1, got {share!r}")
     if batches is not None:
         _passes.check_batches(batches)
-    layers = _passes.batchnorms(model)
+    layers = _not_frozen(model)
     flow = _flow(model, batches, example_inputs, forward)
     noises = _closed.noises_before(flow, layers, averaged=batches is not None)
     taken = {name: layers[name] for name in noises}
@@ -179,7 +179,8 @@ def recalibrate_batchnorm_(
     momenta and random numbers are what they were, and after an error the statistics are too. Use the pipeline of
     training, and batches as large: a batch counts as much as any other.
 
-    Refused where noise cannot be off while BatchNorm is in training mode: a layer that draws random numbers itself.
+    Layers that are frozen, in testing mode while the model is in training, stay as they are. Refused where noise cannot
+    be off while BatchNorm is in training mode: a layer that draws random numbers itself.
 
     Args:
         model: changed in place: the running statistics and ``num_batches_tracked`` of BatchNorm layers, no more.
@@ -196,7 +197,7 @@ def recalibrate_batchnorm_(
     check_attached(model)
     _passes.check_batches(batches)
     _passes.check_limit(limit)
-    layers = _passes.batchnorms(model)
+    layers = _not_frozen(model)
     tracked = {name: layer for name, layer in layers.items() if layer.running_var is not None}
     if not tracked:
         raise ValueError("no BatchNorm layer of the model keeps running statistics (track_running_stats=False)")
@@ -225,13 +226,23 @@ class _Statistics(NamedTuple):
 
 def _flow(model: nn.Module, batches: Iterable[Any] | None, example_inputs: Any, forward: Forward | None) -> Flow:
     """What is straight before what: in a run if there is something to run the model on, else by its code."""
+    kept = _passes.frozen(model)
     with _passes.untouched(model):
-        model.train()
+        _passes.set_mode(model, True, kept)
         if example_inputs is not None:
             return observe(model, lambda: call(model, example_inputs))
         if batches is not None:
             return _observed(model, batches, forward)
         return trace(model)
+
+
+def _not_frozen(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers that may be repaired."""
+    kept = _passes.frozen(model)
+    layers = {name: layer for name, layer in _passes.batchnorms(model).items() if layer not in kept}
+    if not layers:
+        raise ValueError("all BatchNorm layers are frozen, in testing mode while the model is in training: use eval()")
+    return layers
 
 
 def _observed(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> Flow:
@@ -252,9 +263,10 @@ def _average(
     """Running statistics as BatchNorm takes them itself, averaged over the batches, of those layers that are called."""
     momenta = {layer: layer.momentum for layer in layers.values()}
     total = _passes.count(batches, limit)
+    kept = _passes.frozen(model)
     with _passes.progress("running statistics", total, show_progress) as tick, _passes.untouched(model):
         try:
-            model.train(noise)
+            _passes.set_mode(model, noise, kept)
             for layer in layers.values():
                 layer.training, layer.momentum = True, None
                 layer.reset_running_stats()

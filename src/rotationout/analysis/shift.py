@@ -260,8 +260,9 @@ def _measure(
     # After the hooks that are there: a noise that was inserted before a layer is seen.
     handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in layers.items()]
     try:
+        kept = _passes.frozen(model)
         with _passes.untouched(model):
-            model.train(training)
+            _passes.set_mode(model, training, kept)
             _passes.run(model, batches, forward=forward, limit=limit, tick=tick)
     finally:
         for handle in handles:
