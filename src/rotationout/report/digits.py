@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from ..experiments.records import LABELS, Study, mean_sd
 from . import figures, style
 from .page import Section, Table
+from .terminal import print_table
 
 __all__ = ["sections", "show", "summary_table", "write"]
 
@@ -106,11 +106,6 @@ def write(study: Study, out: Path) -> None:
 
 def show(study: Study, console: Console) -> None:
     """Print the tables."""
-    for title, table in ((f"Digits, p = {study.p:g}", summary_table(study)), ("Over p", strength_table(study))):
-        printed = RichTable(title=title, title_justify="left")
-        for i, name in enumerate(table.header):
-            printed.add_column(name, justify="right" if i else "left")
-        for row in table.rows:
-            printed.add_row(*row)
-        console.print(printed)
+    print_table(summary_table(study), f"Digits, p = {study.p:g}", console)
+    print_table(strength_table(study), "Over p", console)
     console.print(verdict(study), highlight=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from ..experiments.small_batch import LABELS, STATISTICS, SmallBatchStudy
 from .digits import percent
 from .page import Table
+from .terminal import print_table
 
 __all__ = ["show", "table", "verdict"]
 
@@ -65,13 +65,7 @@ def verdict(study: SmallBatchStudy, norm: str, measure: str = "test_accuracy") -
 
 def show(study: SmallBatchStudy, console: Console) -> None:
     """Print the table and the verdicts."""
-    content = table(study)
-    printed = RichTable(title="Digits at small batch sizes", title_justify="left")
-    for i, name in enumerate(content.header):
-        printed.add_column(name, justify="right" if i else "left")
-    for row in content.rows:
-        printed.add_row(*row)
-    console.print(printed)
+    print_table(table(study), "Digits at small batch sizes", console)
     for norm in ("poly", "cross"):
         for measure in ("test_accuracy", "test_loss"):
             console.print(verdict(study, norm, measure), highlight=False)
