@@ -502,7 +502,7 @@ def test_a_frozen_layer_stays_as_it_is() -> None:
     model[0].running_var.fill_(4.0)
     batches = [torch.randn(64, 4) for _ in range(20)]
     shift = variance_shift(model, batches)
-    assert shift["2"].train.mean() == pytest.approx(0.5, rel=0.15)  # x / 2, and the noise doubles its variance
+    assert shift["2"].train.mean().item() == pytest.approx(0.5, rel=0.15)  # x / 2, and the noise doubles its variance
     repaired = recalibrate_batchnorm_(model, batches)
     assert [one.name for one in repaired.layers] == ["2"]
     assert torch.equal(model[0].running_var, torch.full((4,), 4.0))
