@@ -31,6 +31,9 @@ NOISES = ("rotation", "dropout", "gaussian", "uout")
 HELD = 2**26
 """Elements of noisy copies up to which they are kept between steps; beyond it they are drawn again, the same ones."""
 
+MOST = 2**26
+"""Elements of noisy copies that ``n_copies="auto"`` makes at most."""
+
 TOGETHER = 2**20
 """Elements up to which copies are treated as one tensor: small ones cost more in calls than in arithmetic."""
 
@@ -111,7 +114,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         features /= scale
         if copies == "auto":
             enough = max(8, math.ceil(100 * X.shape[1] * len(self.classes_) / len(X)))
-            copies = max(1, min(enough, HELD // X.size))
+            copies = max(1, min(enough, MOST // X.size))
         # The features are centred, so noise about their mean is noise about the origin.
         copied = _Copies(features, kind, rate, int(copies) if rate else 1, seed)
         loss = _Loss(copied, torch.from_numpy(labels), len(self.classes_), bias=self.fit_intercept)
