@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from ..nn import RotationOut
 from ..strength import check_rate
+from .command import attempt
 from .records import LABELS, Record, Study
 
 __all__ = ["NOISES", "build_model", "main", "train"]
@@ -199,31 +200,22 @@ def _rate(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study, print its table and write its page. Returns the exit code."""
     options = parse(arguments)
-    try:
-        import sklearn.datasets  # noqa: F401
-        from rich.console import Console
+    return attempt(options.out, lambda: _run_and_show(options))
 
-        from ..report import digits as report
-        from ..report import whole
-    except ModuleNotFoundError as error:
-        print(f"{error.name} is missing; install what this needs: pip install 'rotationout[demo]'", file=sys.stderr)
-        return 1
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"cannot write to {options.out}: {error.strerror}; choose another folder with --out", file=sys.stderr)
-        return 2
-    try:
-        study = run(options.p, options.seeds, options.epochs)
-    except KeyboardInterrupt:
-        print("Interrupted: nothing written.", file=sys.stderr)
-        return 130
+
+def _run_and_show(options: argparse.Namespace) -> None:
+    import sklearn.datasets  # noqa: F401  # before the work, not after it
+    from rich.console import Console
+
+    from ..report import digits as report
+    from ..report import whole
+
+    study = run(options.p, options.seeds, options.epochs)
     study.save(options.out / "digits.json")
     report.write(study, options.out)
     report.show(study, Console())
     page = whole.write(options.out, options.results, demo=study, figures=not options.no_theory)
     print(f"Open {page}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
+from .command import attempt
 from .digits import load_data, positive_count
 from .records import mean_sd
 
@@ -240,28 +241,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the study, print its table and write its record. Returns the exit code."""
     options = parse(arguments)
-    try:
-        import sklearn.datasets  # noqa: F401
-        from rich.console import Console
+    return attempt(options.out, lambda: _run_and_show(options))
 
-        from ..report import small_batch as report
-    except ModuleNotFoundError as error:
-        print(f"{error.name} is missing; install what this needs: pip install 'rotationout[demo]'", file=sys.stderr)
-        return 1
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"cannot write to {options.out}: {error.strerror}; choose another folder with --out", file=sys.stderr)
-        return 2
-    try:
-        study = run(options.seeds, options.epochs)
-    except KeyboardInterrupt:
-        print("Interrupted: nothing written.", file=sys.stderr)
-        return 130
+
+def _run_and_show(options: argparse.Namespace) -> None:
+    import sklearn.datasets  # noqa: F401  # before the work, not after it
+    from rich.console import Console
+
+    from ..report import small_batch as report
+
+    study = run(options.seeds, options.epochs)
     study.save(options.out / "small_batch.json")
     report.show(study, Console())
     print(f"Written: {options.out / 'small_batch.json'}")
-    return 0
 
 
 if __name__ == "__main__":
