@@ -14,7 +14,6 @@ training example and leaves room for Dropout to help; RotationOut was run in two
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from torch.nn import functional as F
 from ..nn import RotationOut
 from ..strength import check_rate
 from .command import attempt
-from .records import LABELS, Record, Study
+from .records import LABELS, Record, Study, surroundings
 
 __all__ = ["NOISES", "build_model", "main", "train"]
 
@@ -150,9 +149,7 @@ def run(p: float = P, seeds: int = SEEDS, epochs: int = EPOCHS) -> Study:
         "learning_rate": LEARNING_RATE,
         "epochs": epochs,
         "seeds": seeds,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
+        **surroundings(),
     }
     return Study(p, settings, records)
 

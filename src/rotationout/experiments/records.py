@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LABELS", "Record", "Study", "mean_sd"]
+import torch
+
+__all__ = ["LABELS", "Record", "Study", "mean_sd", "surroundings"]
 
 LABELS = {"none": "No noise", "dropout": "Dropout", "rotationout": "RotationOut"}
 """What each noise is called where people read it, in the order of the rows."""
@@ -77,3 +80,12 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
     (2.0, 1.4142135623730951)
     """
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def surroundings() -> dict[str, str]:
+    """What a study's settings say of where it ran."""
+    return {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }

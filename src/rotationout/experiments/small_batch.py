@@ -22,7 +22,6 @@ import argparse
 import copy
 import json
 import math
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,7 +35,7 @@ from torch.nn import functional as F
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
 from .command import attempt
 from .digits import load_data, positive_count
-from .records import mean_sd
+from .records import mean_sd, surroundings
 
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
 
@@ -217,9 +216,7 @@ def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
         "learning_rate": LEARNING_RATE,
         "epochs": epochs,
         "seeds": seeds,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
+        **surroundings(),
     }
     return SmallBatchStudy(settings, results)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["STUDIES", "TrainingImages"]
 
 BATCHES = 20
-"""Of training images: 2,560 of them tell a variance to a few per cent, or with their positions better."""
+"""Of training images. Few, because other runs on the device wait meanwhile."""
 TEST_BATCH = 1000
 NORM_BEHIND: dict[str, dict[str, str]] = {
     "resnet110": {"conv1": "bn1", "bn1": "bn1", "conv2": "bn2"},
