@@ -38,7 +38,14 @@ def wsj() -> SpeechConfig:
 
 
 def _base(recipe: str, batches: int) -> SpeechConfig:
-    return SpeechConfig(recipe=recipe, row="none", steps=EPOCHS * batches, milestones=(DROP * batches,))
+    return SpeechConfig(
+        recipe=recipe,
+        row="none",
+        steps=EPOCHS * batches,
+        milestones=(DROP * batches,),
+        forget_bias=1.0,
+        precision="fp16",
+    )
 
 
 def rows(base: SpeechConfig) -> list[SpeechConfig]:
