@@ -43,7 +43,7 @@ def test_cudnns_ctc_is_torchs(frames: int) -> None:
     scores, *rest = labelled(frames)
     found = []
     for device in ("cpu", "cuda"):
-        x = scores.to(device).requires_grad_()
+        x = scores.detach().to(device).requires_grad_()
         loss = ctc_loss(x, *(tensor.to(device) for tensor in rest))
         loss.backward()
         found.append((loss.detach().cpu(), x.grad.cpu()))

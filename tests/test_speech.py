@@ -79,18 +79,21 @@ def test_noises_are_where_they_should_be() -> None:
     assert torch.equal(dropped, (seen[0] == 0).any(0))
 
 
-def test_the_bias_of_forget_gates() -> None:
-    plain, biased = (_drawn(forget_bias) for forget_bias in (0.0, 1.0))
-    for name, parameter in plain.named_parameters():
-        gates = torch.zeros_like(parameter)
-        if "bias_ih" in name:
-            gates[4:8] = 1
-        torch.testing.assert_close(biased.get_parameter(name), parameter + gates)
-
-
-def _drawn(forget_bias: float) -> Listener:
-    torch.manual_seed(0)
-    return Listener(5, 4, 2, 7, forget_bias=forget_bias)
+def test_initial_weights() -> None:
+    listener = Listener(5, 4, 2, 7, weight_drop=0.1)
+    seen = 0
+    for name, parameter in listener.named_parameters():
+        for place, gate in enumerate(parameter.chunk(4)):
+            if "weight_hh" in name:
+                torch.testing.assert_close(gate @ gate.T, torch.eye(4))
+            elif "weight_ih" in name:
+                assert 0 < gate.abs().max() <= (6 / (4 + gate.size(1))) ** 0.5
+            elif "bias" in name and "labels" not in name:
+                assert (gate == (1.0 if "bias_ih" in name and place == 1 else 0.0)).all()
+            else:
+                continue
+            seen += 1
+    assert seen == 2 * 2 * 4 * 4  # layers, directions, tensors, gates
 
 
 def test_the_loss_is_the_mean_of_utterances() -> None:

@@ -32,7 +32,8 @@ CPU = torch.device("cpu")
 
 
 def small(config: SpeechConfig, **changes: Any) -> SpeechConfig:
-    return config.replace(**{"hidden": 4, "layers": 2, "batch": 4, "steps": 2, "milestones": (1,), **changes})
+    tiny = {"hidden": 4, "layers": 2, "batch": 4, "steps": 2, "milestones": (1,), "precision": "fp32"}
+    return config.replace(**{**tiny, **changes})
 
 
 def some_utterances(train: int = 12, test: int = 5) -> list[Any]:
@@ -171,25 +172,29 @@ def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
 
 
 def test_a_run_learns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two words of twelve to fifteen frames, told apart by the sign of their features: heard right in the end."""
+    """Two words of twelve to fifteen frames, every letter with a sound of its own: heard right in the end."""
     monkeypatch.setattr(batches, "ROUND", 4)
     lengths = torch.tensor([12 + i % 4 for i in range(37)])
-    sign = torch.cat([torch.full((n, 1), 1.0 - 2 * (i % 2)) for i, n in enumerate(lengths.tolist())])
+    words = ["NO" if i % 2 else "YES" for i in range(37)]
+    sounds = {letter: torch.randn(40) for letter in "NOYES"}
+    clean = [
+        sounds[word[t * len(word) // n]] for word, n in zip(words, lengths.tolist(), strict=True) for t in range(n)
+    ]
     found = dataclasses.replace(
-        made(37, {i: "NO" if i % 2 else "YES" for i in range(37)}),
-        frames=(sign + 0.3 * torch.randn(len(sign), 40)).half(),
+        made(37, dict(enumerate(words))),
+        frames=(torch.stack(clean) + 0.3 * torch.randn(len(clean), 40)).half(),
         lengths=lengths,
         splits=["train"] * 32 + ["test"] * 5,
     )
-    changes = {"steps": 160, "milestones": (140,), "learning_rate": 1e-2, "hidden": 32, "test_every": 15}
+    changes = {"steps": 280, "milestones": (250,), "learning_rate": 1e-2, "hidden": 32, "test_every": 30}
     run = on(found)(config("rotation", **changes))
     while not run.finished:
         run.advance()
     assert run.losses[-1] < 0.1 * run.losses[0]
     assert run.result == {"edit_distance": 0.0, "cer": 0.0}
     assert {(row["said"], row["heard"]) for row in run.transcripts} == {("YES", "YES"), ("NO", "NO")}
-    assert len(run.losses) == 20
-    assert len(run.curves["cer_curve"]) == 2, "in the fifteenth epoch and in the last"
+    assert len(run.losses) == 35
+    assert len(run.curves["cer_curve"]) == 2, "in the thirtieth epoch and in the last"
 
 
 def test_what_is_left_out_is_in_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,9 +226,22 @@ def test_the_commands(tmp_path: Path, kaldi: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "wsj.pt"
     assert cli.main(["features", str(kaldi), str(file), "--splits", "train_si284", "test_eval92"]) == 0
     assert "wsj.pt: 17 utterances, " in capsys.readouterr().out
-    common = ["--data", str(file), "--out", str(tmp_path / "r"), "--device", "cpu", "--hidden", "4", "--layers", "1"]
+    common = [
+        "--data",
+        str(file),
+        "--out",
+        str(tmp_path / "r"),
+        "--device",
+        "cpu",
+        "--hidden",
+        "4",
+        "--layers",
+        "1",
+        "--precision",
+        "fp32",
+    ]
     assert cli.main(["train", "wsj", "--row", "rotation", *common, "--steps", "3", "--batch", "4"]) == 0
-    name = "wsj_steps=3_batch=4_hidden=4_layers=1"
+    name = "wsj_steps=3_batch=4_precision=fp32_hidden=4_layers=1"
     capsys.readouterr()
     assert cli.main(["table", name, "--out", str(tmp_path / "r")]) == 0
     printed = capsys.readouterr().out
@@ -299,7 +317,20 @@ def test_two_processes_hear_what_one_hears(tmp_path: Path) -> None:
     torch.manual_seed(0)
     features.save(dataclasses.replace(made(21), splits=["train"] * 12 + ["test"] * 9), tmp_path / "features.pt")
     command = ["train", "an4", "--data", str(tmp_path / "features.pt"), "--device", "cpu", "--learning-rate", "0.01"]
-    command += ["--hidden", "4", "--layers", "1", "--steps", "6", "--batch", "4", "--milestones", "4"]
+    command += [
+        "--hidden",
+        "4",
+        "--layers",
+        "1",
+        "--steps",
+        "6",
+        "--batch",
+        "4",
+        "--milestones",
+        "4",
+        "--precision",
+        "fp32",
+    ]
     script = tmp_path / "run.py"
     script.write_text(WITHOUT_TORCHMETRICS)
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

@@ -75,7 +75,9 @@ class Run(abc.ABC):
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         if config.precision == "fp16" and device.type != "cuda":
-            raise ValueError(f"precision = 'fp16' needs a GPU; on {device.type!r} there are 'bf16' and 'fp32'")
+            raise ValueError(
+                f"precision = 'fp16' needs a GPU; on {device.type!r} there are 'bf16' and 'fp32' (--precision)"
+            )
         self.share = processes.share(config.batch)
         self.numbers = Numbers(config.seed, device, processes.rank())
         with self.numbers.initial():

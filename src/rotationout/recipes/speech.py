@@ -43,7 +43,6 @@ def _base(recipe: str, batches: int) -> SpeechConfig:
         row="none",
         steps=EPOCHS * batches,
         milestones=(DROP * batches,),
-        forget_bias=1.0,
         precision="fp16",
     )
 

@@ -38,7 +38,6 @@ class SpeechConfig(Config):
         layers: how many.
         weight_drop: drop probability of the recurrent weights.
         variational: drop rows of them instead of single ones.
-        forget_bias: is added to the initial biases of the forget gates.
         alphabet: what transcripts are written in.
         train_split: the split to learn from.
         test_split: the split to test on.
@@ -57,7 +56,6 @@ class SpeechConfig(Config):
     layers: int = 4
     weight_drop: float = 0.0
     variational: bool = False
-    forget_bias: float = 0.0
     alphabet: str = ALPHABET
     train_split: str = "train"
     test_split: str = "test"
@@ -181,7 +179,6 @@ class Recognition(Run):
             noise=lambda: make_noise(config.noise, config.p, **config.noise_options),
             weight_drop=config.weight_drop,
             variational=config.variational,
-            forget_bias=config.forget_bias,
         )
 
     def build_optimizer(self) -> torch.optim.Optimizer:
