@@ -74,7 +74,7 @@ class ResNet(nn.Module):
     """ResNet for 32×32 images: three stages of 16, 32 and 64 channels (He et al. 2016, section 4.2).
 
     Args:
-        blocks: blocks of a stage; 18 make ResNet110.
+        blocks: blocks of a stage; 3 make ResNet20, 18 ResNet110.
         classes: outputs.
         noise: what to put into every block, given the channels.
         stages: in which stages, counted from 1.
@@ -183,6 +183,7 @@ class WideResNet(nn.Module):
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "resnet20": lambda **options: ResNet(3, **options),
     "resnet110": lambda **options: ResNet(18, **options),
     "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
 }
