@@ -38,11 +38,11 @@ def test_every_layer_is_replaced_and_a_seed_gives_the_same_weights(
     norm: str, ghost: int, expected: type[nn.Module]
 ) -> None:
     torch.manual_seed(0)
-    plain = build_network(config(norm="batch", ghost_batch=0, network_options={"authors": True}))
+    plain = build_network(config(norm="batch", ghost_batch=0))
     torch.manual_seed(0)
-    network = build_network(config(norm=norm, ghost_batch=ghost, network_options={"authors": True}))
+    network = build_network(config(norm=norm, ghost_batch=ghost))
     layers = [module for module in network.modules() if type(module) is expected]
-    assert len(layers) == sum(isinstance(module, nn.BatchNorm2d) for module in plain.modules()) == 9
+    assert len(layers) == sum(isinstance(module, nn.BatchNorm2d) for module in plain.modules()) == 7
     for (name, mine), (other, theirs) in zip(network.named_parameters(), plain.named_parameters(), strict=True):
         assert name == other
         assert torch.equal(mine, theirs)
@@ -58,11 +58,11 @@ def test_poly_without_ghost_batches_has_the_batch() -> None:
 
 def test_ghost_batches_are_normalised_apart() -> None:
     """A batch of two chunks, and each chunk by itself: the same, and not what the whole batch gives."""
-    run = Classification(config(norm="batch", ghost_batch=8), (images(32), images(4)), torch.device("cpu"))
+    run = Classification(config(ghost_batch=8, network_options={}), (images(32), images(4)), torch.device("cpu"))
     network, x = run.network.train(), run.prepare(images(16, seed=3).pixels)
     with torch.no_grad():
         whole, parts = network(x), torch.cat([network(part) for part in x.split(8)])
-        plain = build_network(config(ghost_batch=0))
+        plain = build_network(config(ghost_batch=0, network_options={}))
         plain.load_state_dict(network.state_dict())
         together = plain.train()(x)
     torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-4)

@@ -81,6 +81,7 @@ class ResNet(nn.Module):
         places: where in a block, of `PLACES`.
         authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the last
             BatchNorm of each branch starts at blocks^(−½).
+        silent: it starts at 0, so that every block begins as its shortcut (Goyal et al. 2017).
     """
 
     def __init__(
@@ -91,8 +92,11 @@ class ResNet(nn.Module):
         stages: Collection[int] = (3,),
         places: Collection[str] = ("conv1", "conv2"),
         authors: bool = False,
+        silent: bool = False,
     ) -> None:
         super().__init__()
+        if authors and silent:
+            raise ValueError("authors and silent say different things of the last BatchNorm of a branch: give one")
         for place in places:
             check_choice("places", place, PLACES)
         self.authors = authors
@@ -111,6 +115,8 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if authors and isinstance(module, _Block):
                 nn.init.constant_(module.bn2.weight, blocks**-0.5)
+            if silent and isinstance(module, _Block):
+                nn.init.zeros_(module.bn2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, 3, 32, 32)."""
