@@ -13,11 +13,11 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ...experiments.records import mean_sd
 from ...experiments.results import read_records
-from ...recipes.cifar100 import TABLES
+from ...recipes.cifar100 import KEEP, SIGMA, TABLES
 from .. import ghost, shift
 from ..style import PALETTE, STYLE, finish
 from . import Columns, Drawing
@@ -26,14 +26,26 @@ from .shift_theory import columns_of
 __all__ = ["figures"]
 
 Records = Sequence[dict[str, Any]]
-LOOKS = {
-    "none": ("grey", "s"),
-    "Dropout-a, centred": ("orange", "^"),
-    "Dropout-b": ("red", "v"),
-    "Dropout-b, centred": ("purple", "D"),
-    "RotationOut-a": ("sky", "o"),
-    "RotationOut-b": ("blue", "P"),
+LOOKS: dict[str, tuple[str, str, str]] = {
+    "none": ("grey", "s", "-"),
+    "Dropout-a, centred": ("orange", "^", "-"),
+    "Dropout-b": ("red", "v", "-"),
+    "Dropout-b, centred": ("purple", "D", "-"),
+    "RotationOut-a": ("sky", "o", "-"),
+    "RotationOut-b": ("blue", "P", "-"),
 }
+for _keep, _colour in zip(KEEP, ("green", "orange", "red", "purple"), strict=True):  # of Table 1: equal strengths
+    LOOKS[f"dropout keep {_keep}"] = (_colour, "^", "--")
+    LOOKS[f"rotation default sigma {SIGMA[_keep]}"] = (_colour, "o", "-")
+PANELS = {
+    "trained": "running variance as trained",
+    "divided": "times the keep rate",
+    "corrected": "by the closed form",
+    "recalibrated": "taken again, noise off",
+}
+"""What the states of `rotationout.report.shift.STATES` are called above a panel."""
+WIDE = 8.0
+"""Ratios above it are drawn on a logarithmic scale."""
 OVER = {"mean": "mean over channels", "max": "largest of the channels"}
 SHIFT_COLUMNS = ("form", "n", "state", "ratio", "over", "block", "mean", "lowest", "highest")
 MODE_LOOKS = dict(
@@ -119,9 +131,9 @@ def draw_repairs(columns: Columns) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6, 5.2), layout="constrained")
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
-        for axes, (state, title) in zip(panels.flat, shift.STATES.items(), strict=True):
+        for axes, (state, title) in zip(panels.flat, PANELS.items(), strict=True):
             _lines(axes, columns, {"state": state, "ratio": "stored_r", "over": "mean"})
-            axes.set_title(f"running variance {title}")
+            axes.set_title(title)
         for axes in panels[1]:
             axes.set_xlabel("block of the stage")
         for axes in panels[:, 0]:
@@ -161,7 +173,9 @@ def draw_coadaptation(columns: Columns) -> Figure:
         axes = figure.subplots()
         _lines(axes, columns, {})
         axes.set(xlabel="block of the stages with noise", ylabel="co-adaptation co(x)")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+        handles, labels = axes.get_legend_handles_labels()
+        ncols = 3 if max(map(len, labels)) < 28 else 2
+        figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8)
     return figure
 
 
@@ -228,9 +242,9 @@ def _lines(axes: Axes, columns: Columns, wanted: dict[str, str]) -> None:
     """A line over blocks for each form that has these values, and a band for its runs."""
     rows = [row for row in _rows(columns) if all(row[key] == value for key, value in wanted.items())]
     forms = _shown(list(dict.fromkeys(row["form"] for row in rows)))
-    others = [(colour, marker) for marker in "ovs^" for colour in PALETTE]
+    others = list(PALETTE)
     for place, form in enumerate(forms):
-        colour, marker = LOOKS.get(form, others[place])
+        colour, marker, line = LOOKS.get(form, (others[place % len(others)], "x", ":"))
         mine = [row for row in rows if row["form"] == form]
         blocks = [row["block"] for row in mine]
         axes.plot(
@@ -238,6 +252,7 @@ def _lines(axes: Axes, columns: Columns, wanted: dict[str, str]) -> None:
             [row["mean"] for row in mine],
             color=PALETTE[colour],
             marker=marker,
+            linestyle=line,
             markersize=3.5,
             linewidth=1.2,
             label=f"{form} ({_count(mine)})",
@@ -245,6 +260,10 @@ def _lines(axes: Axes, columns: Columns, wanted: dict[str, str]) -> None:
         low, high = ([row[edge] for row in mine] for edge in ("lowest", "highest"))
         axes.fill_between(blocks, low, high, color=PALETTE[colour], alpha=0.18, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if wanted and max((row["highest"] for row in rows), default=1.0) > WIDE:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
     finish(axes)
 
 
