@@ -136,10 +136,9 @@ def ghost_rows() -> list[ClassificationConfig]:
     """Appendix B on images: ResNet20, steps on 128 examples of which 4, 8, 16 or all are normalised together.
 
     PolyBatchNorm trains as BatchNorm does: the study of a network that has BatchNorm tests it both ways. GroupNorm has
-    no batches. CrossNorm takes ghost batches of 4 here: without one the others are 3 maps, not 3 values. But an example
-    s times as large as the others of its chunk comes out about s² / √(B − 1) times as large, so that layer after layer
-    can make it larger: from the usual initial weights the first loss is infinite. All rows therefore begin with silent
-    branches. An eighth of the schedule.
+    no batches. CrossNorm takes ghost batches of 4 here: without one the others are 3 maps, not 3 values. But it makes
+    large examples larger, layer by layer (see `rotationout.nn.CrossNorm2d`): from the usual initial weights the first
+    loss of 4, 8 and 16 is astronomic. All rows therefore begin with silent branches. An eighth of the schedule.
     """
     base = ClassificationConfig(
         recipe="cifar100_ghost",
