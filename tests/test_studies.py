@@ -78,6 +78,18 @@ def test_modes_of_testing(row: str, norm: str, monkeypatch: pytest.MonkeyPatch) 
     json.dumps(found)
 
 
+def test_averaged_statistics_are_means_over_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first layer, whose input depends on no other's: seen where accuracy would be."""
+    run = trained("BatchNorm of 8", monkeypatch, steps=1)
+    monkeypatch.setattr(studies, "_accuracy", lambda run, network: network.stem[1].running_mean[0].item())
+    found = STUDIES["test_modes"](run)["top1"]
+    with torch.no_grad():
+        means = [run.network.stem[0](batch)[:, 0].mean().item() for batch in TrainingImages(run, 4)]
+    assert found["averaged"]["batch"] == found["averaged"]["poly"] == pytest.approx(100 * sum(means) / 4, rel=1e-4)
+    assert found["running"]["batch"] == pytest.approx(100 * run.network.stem[1].running_mean[0].item())
+    assert found["running"]["batch"] != pytest.approx(found["averaged"]["batch"], rel=0.1)
+
+
 def test_poly_is_told_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps whose positions are all the same hold as many values as examples, and no more."""
     run = trained("BatchNorm of 8", monkeypatch, steps=1)
