@@ -115,3 +115,28 @@ def test_every_row_can_be_captured(tmp_path: Path) -> None:
     data = make(on_gpu(32), on_gpu(20))
     rows = [row.replace(steps=2, batch=16, ramp=min(row.ramp, 1)) for row in TABLES[TABLE]()]
     assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c", together=4) == []
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_ghost_batches_can_be_captured_and_are_what_they_are_alone(precision: str, tmp_path: Path) -> None:
+    """Every norm, side by side and alone, with the studies of its record."""
+    data = make(on_gpu(64), on_gpu(20, seed=1))
+    small = {"steps": 6, "batch": 32, "milestones": (), "precision": precision}
+    rows = [row.replace(**small) for row in TABLES["cifar100_ghost"]()]
+    rows.append(rows[1].replace(row="PolyBatchNorm of 8", norm="poly"))
+    for together in (1, 5):
+        sweep.sweep(rows, data, folder=tmp_path / str(together), checkpoints=tmp_path / "c", together=together)
+    alone, beside = (results.read_records(tmp_path / str(n), "cifar100_ghost") for n in (1, 5))
+    assert len(alone) == len(beside) == 10
+    for one, other in zip(alone, beside, strict=True):
+        torch.testing.assert_close(one["train_loss"], other["train_loss"], rtol=1e-2, atol=1e-2)
+        assert "failed" not in one.get("test_modes", {}), one["test_modes"]
+
+
+def test_shift_rows_are_captured_and_studied(tmp_path: Path) -> None:
+    data = make(on_gpu(64), on_gpu(20, seed=1))
+    rows = [row.replace(steps=4, batch=32, milestones=()) for row in TABLES["cifar100_resnet110_shift"]()]
+    assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "c", together=3) == []
+    for record in results.read_records(tmp_path, "cifar100_resnet110_shift"):
+        assert "top1" in record["variance_shift"]["states"]["recalibrated"], record["variance_shift"]
+        assert record["coadaptation"]["value"][0] > 0

@@ -22,6 +22,14 @@ def test_noise_is_where_the_places_say() -> None:
         names(places=("conv3",))
 
 
+def test_silent_branches_leave_the_shortcuts() -> None:
+    network, x = ResNet(1, silent=True), torch.rand(2, 16, 8, 8)
+    assert torch.equal(network.stages[0](x), x)
+    assert not torch.equal(ResNet(1).stages[0](x), x)
+    with pytest.raises(ValueError, match="authors and silent"):
+        ResNet(1, authors=True, silent=True)
+
+
 @pytest.mark.parametrize(("place", "layer"), [("conv1", "conv1"), ("bn1", "bn1"), ("conv2", "conv2")])
 def test_the_layer_behind_a_place_gets_the_noise(place: str, layer: str) -> None:
     network = ResNet(1, noise=lambda channels: nn.Dropout(0.999999), places=(place,))

@@ -24,7 +24,8 @@ TABLE = "cifar100_resnet110_authors"
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One block a stage, and one thread, which is faster for it."""
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    for name in ("resnet20", "resnet110"):
+        monkeypatch.setitem(networks.NETWORKS, name, lambda **options: networks.ResNet(1, **options))
     monkeypatch.setitem(
         networks.NETWORKS, "wrn28_10", lambda authors=False, **options: networks.WideResNet(1, 1, **options)
     )
@@ -51,6 +52,7 @@ def test_networks_have_the_sizes_of_their_papers() -> None:
     def millions(name: str, **options: object) -> float:
         return sum(parameter.numel() for parameter in networks.NETWORKS[name](**options).parameters()) / 1e6
 
+    assert millions("resnet20", classes=10) == pytest.approx(0.27, abs=0.005)
     assert millions("resnet110") == pytest.approx(1.73, abs=0.01)
     assert millions("wrn28_10") == pytest.approx(36.54, abs=0.01)
 
@@ -68,9 +70,8 @@ def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> No
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        assert (
-            len({row.row for row in rows}) == len(rows) == {"protocol": 12, "shift": 5}.get(name.rpartition("_")[2], 28)
-        )
+        expected = {"protocol": 12, "shift": 6, "ghost": 9}.get(name.rpartition("_")[2], 28)
+        assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:
             assert type(row)(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
@@ -113,7 +114,7 @@ def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list
 def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
     data = make(images(8), images(4, seed=1))
     small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0, "studies": ()}
-    rows = [row.replace(**small, ramp=min(row.ramp, 1)) for row in TABLES[table]()]
+    rows = [row.replace(**small, ramp=min(row.ramp, 1), ghost_batch=min(row.ghost_batch, 2)) for row in TABLES[table]()]
     assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "kept", together=3) == []
     records = results.read_records(tmp_path, table)
     assert {record["row"] for record in records} == {row.row for row in rows}
@@ -313,6 +314,10 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
         ({"fade_out": 8}, "fade_out must be at most steps = 7, got 8"),
         ({"network": "resnet101"}, "did you mean 'resnet110'"),
         ({"stages": (3, 4)}, "stages are 1, 2 and 3"),
+        ({"norm": "layer"}, "norm must be one of"),
+        ({"ghost_batch": 1}, "or 2 to batch = 16 examples, got 1"),
+        ({"ghost_batch": 17}, "ghost_batch must be 0, for the whole batch, or 2 to batch = 16 examples, got 17"),
+        ({"norm": "group", "ghost_batch": 8}, "normalises every example alone: ghost_batch must be 0, got 8"),
     ],
 )
 def test_configs_are_checked(changes: dict[str, object], message: str) -> None:

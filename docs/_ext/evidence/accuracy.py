@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from rotationout.experiments.records import Study
@@ -10,18 +11,22 @@ from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES
-from rotationout.report import digits, small_batch
+from rotationout.report import digits, ghost, shift, small_batch
+from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
 
 __all__ = ["PROTOCOL", "texts"]
 
 PROTOCOL = "cifar100_resnet110_protocol"
+ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE)
+"""Recipes on CIFAR-100 that are no rows of Table 1."""
+NOTHING = "No run of it is recorded yet."
 
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_digits(), **_small_batch(), **_protocol(), **_tables()}
+    return {**_digits(), **_small_batch(), **_protocol(), **_tables(), **_studies()}
 
 
 def _digits() -> dict[str, str]:
@@ -88,8 +93,22 @@ def _tables() -> dict[str, str]:
     """The paper's tables beside what is recorded of each, or a sentence that nothing is."""
     found: dict[str, list[str]] = {"table1": [], "table4": []}
     for name, configs in TABLES.items():
-        records = [] if name == PROTOCOL else read_records(RESULTS, name)
+        records = [] if name in ELSEWHERE else read_records(RESULTS, name)
         if records:
             table = TASKS[type(configs()[0])].table(records).markdown()
             found["table1" if name.startswith("cifar100") else "table4"].append(f"`{name}`:\n\n{table}")
-    return {key: "\n\n".join(parts) or "No run of it is recorded yet." for key, parts in found.items()}
+    return {key: "\n\n".join(parts) or NOTHING for key, parts in found.items()}
+
+
+def _studies() -> dict[str, str]:
+    """Tables of trained networks: repairs beside BatchNorm, co-adaptation, ghost batches."""
+    makers: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Table]]] = {
+        "shift_table": (shift.RECIPE, shift.table),
+        "coadaptation_table": (shift.RECIPE, shift.coadaptation_table),
+        "ghost_table": (ghost.RECIPE, ghost.table),
+    }
+    found = {}
+    for key, (recipe, make) in makers.items():
+        records = read_records(RESULTS, recipe)
+        found[key] = make(records).markdown() if records else NOTHING
+    return found

@@ -18,6 +18,8 @@ from . import cifar, processes
 from .cifar import Images
 from .config import Config
 from .networks import NETWORKS
+from .norms import LABELS as NORMS
+from .norms import normalized
 from .run import Run
 from .studies import STUDIES
 
@@ -38,6 +40,8 @@ class ClassificationConfig(Config):
         network_options: keyword arguments of the network, besides noise and stages.
         noise_options: ``num_features="channels"`` is filled in for each place.
         stages: the stages that have the noise.
+        norm: what normalises in the place of BatchNorm, of `rotationout.experiments.norms.LABELS`.
+        ghost_batch: how many examples of a batch are normalised together, 0 for all.
         momentum: of SGD.
         held_out: train without this many of the training images, and test on them instead of the test set.
         studies: what is measured of the trained network, of `rotationout.experiments.studies.STUDIES`.
@@ -46,6 +50,8 @@ class ClassificationConfig(Config):
     network: str
     network_options: dict[str, Any] = field(default_factory=dict)
     stages: tuple[int, ...] = (3,)
+    norm: str = "batch"
+    ghost_batch: int = 0
     milestones: tuple[int, ...] = (32_000, 48_000)
     momentum: float = 0.9
     held_out: int = 0
@@ -54,12 +60,22 @@ class ClassificationConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("network", self.network, NETWORKS)
-        self._check_least(0, "momentum", "held_out")
+        check_choice("norm", self.norm, NORMS)
+        self._check_least(0, "momentum", "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
             check_choice("studies", study, STUDIES)
         if not set(self.stages) <= {1, 2, 3}:
             raise ValueError(f"stages are 1, 2 and 3, got {self.stages!r}")
+        if self.ghost_batch == 1 or self.ghost_batch > self.batch:
+            raise ValueError(
+                f"ghost_batch must be 0, for the whole batch, or 2 to batch = {self.batch} examples, got "
+                f"{self.ghost_batch!r}"
+            )
+        if self.ghost_batch and self.norm == "group":
+            raise ValueError(
+                f"norm = 'group' normalises every example alone: ghost_batch must be 0, got {self.ghost_batch!r}"
+            )
 
 
 def load_images(config: ClassificationConfig, data: Path, device: torch.device) -> tuple[Images, Images]:
@@ -79,7 +95,8 @@ def build_network(config: ClassificationConfig) -> nn.Module:
         options = {k: channels if v == "channels" else v for k, v in config.noise_options.items()}
         return make_noise(config.noise, config.p, **options)
 
-    return NETWORKS[config.network](noise=noise, stages=config.stages, **config.network_options)
+    network = NETWORKS[config.network](noise=noise, stages=config.stages, **config.network_options)
+    return normalized(network, config.norm, config.batch, config.ghost_batch)
 
 
 class Classification(Run):
@@ -97,6 +114,7 @@ class Classification(Run):
         self.train, self.examined = images
         if len(self.train) < config.batch:
             raise ValueError(f"there are {len(self.train)} training images, fewer than a batch of {config.batch}")
+        _check_chunks(config)
         super().__init__(config, device)
         self.mean, self.std = cifar.statistics(device)
         self.plan = torch.empty(0, 4, dtype=torch.int64)
@@ -211,6 +229,16 @@ class Classification(Run):
     def _logits(self, pixels: Tensor) -> Tensor:
         logits: Tensor = self.network(self.prepare(pixels))
         return logits
+
+
+def _check_chunks(config: ClassificationConfig) -> None:
+    """Layers that normalise chunks of a batch see a process's share of it: they cannot be synchronised."""
+    chunked = config.norm in ("cross", "poly") or config.ghost_batch > 0
+    if processes.size() > 1 and config.sync_batchnorm and chunked:
+        raise ValueError(
+            f"norm = {config.norm!r} with ghost_batch = {config.ghost_batch} normalises within a process; with "
+            f"{processes.size()} of them sync_batchnorm must be False, got True"
+        )
 
 
 def _plan(order: Tensor, generator: torch.Generator) -> Tensor:

@@ -74,13 +74,14 @@ class ResNet(nn.Module):
     """ResNet for 32×32 images: three stages of 16, 32 and 64 channels (He et al. 2016, section 4.2).
 
     Args:
-        blocks: blocks of a stage; 18 make ResNet110.
+        blocks: blocks of a stage; 3 make ResNet20, 18 ResNet110.
         classes: outputs.
         noise: what to put into every block, given the channels.
         stages: in which stages, counted from 1.
         places: where in a block, of `PLACES`.
         authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the last
             BatchNorm of each branch starts at blocks^(−½).
+        silent: it starts at 0, so that every block begins as its shortcut (Goyal et al. 2017).
     """
 
     def __init__(
@@ -91,8 +92,11 @@ class ResNet(nn.Module):
         stages: Collection[int] = (3,),
         places: Collection[str] = ("conv1", "conv2"),
         authors: bool = False,
+        silent: bool = False,
     ) -> None:
         super().__init__()
+        if authors and silent:
+            raise ValueError("authors and silent say different things of the last BatchNorm of a branch: give one")
         for place in places:
             check_choice("places", place, PLACES)
         self.authors = authors
@@ -111,6 +115,8 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if authors and isinstance(module, _Block):
                 nn.init.constant_(module.bn2.weight, blocks**-0.5)
+            if silent and isinstance(module, _Block):
+                nn.init.zeros_(module.bn2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, 3, 32, 32)."""
@@ -183,6 +189,7 @@ class WideResNet(nn.Module):
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "resnet20": lambda **options: ResNet(3, **options),
     "resnet110": lambda **options: ResNet(18, **options),
     "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
 }

@@ -33,13 +33,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
+from . import norms
 from .command import attempt
 from .digits import load_data, positive_count
+from .norms import average_statistics
 from .records import mean_sd, surroundings
 
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
 
-LABELS = {"batch": "BatchNorm", "poly": "PolyBatchNorm", "cross": "CrossNorm"}
+LABELS = {name: norms.LABELS[name] for name in ("batch", "poly", "cross")}
 """What each normalisation is called where people read it, in the order of the columns."""
 
 STATISTICS = ("running", "averaged")
@@ -164,18 +166,6 @@ def train(data: tuple[Tensor, Tensor], norm: str, size: int, ghost: bool, seed: 
             accuracy, loss = evaluate(network, pixels[test_set], labels[test_set])
             results.append(Result(name, size, ghost, statistics, seed, accuracy, loss, fitted))
     return results
-
-
-@torch.no_grad()
-def average_statistics(model: nn.Module, batches: Iterator[Tensor]) -> None:
-    """Replace the running statistics by means over batches in training mode, each as much as the other."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.reset_running_stats()
-            module.momentum = None
-    model.train()
-    for batch in batches:
-        model(batch)
 
 
 @torch.no_grad()

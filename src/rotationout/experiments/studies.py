@@ -1,4 +1,4 @@
-"""What is measured of a trained network for its record: the variance shift and its repairs, co-adaptation by layer.
+"""What is measured of a trained network for its record: the variance shift, co-adaptation by layer, and test modes.
 
 A study takes a finished run and gives numbers that JSON knows. The network of the run is not changed.
 """
@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis import coadaptation_of, correct_batchnorm_, recalibrate_batchnorm_, variance_shift
+from ..analysis.batchnorm import effective_batch_size
+from ..nn.norm import PolyBatchNorm2d, convert_batchnorm
 from . import cifar
+from .norms import average_statistics
 
 if TYPE_CHECKING:
     from .classification import Classification
@@ -23,8 +26,10 @@ __all__ = ["STUDIES", "TrainingImages"]
 BATCHES = 20
 """Of training images. Few, because other runs on the device wait meanwhile."""
 TEST_BATCH = 1000
+_BASIC = {"conv1": "bn1", "bn1": "bn1", "conv2": "bn2"}
 NORM_BEHIND: dict[str, dict[str, str]] = {
-    "resnet110": {"conv1": "bn1", "bn1": "bn1", "conv2": "bn2"},
+    "resnet20": _BASIC,
+    "resnet110": _BASIC,
     "wrn28_10": {"conv1": "bn2"},
 }
 """By network the BatchNorm layer of the same block that noise at a place reaches first, over no sum."""
@@ -51,6 +56,10 @@ class TrainingImages:
 
 def _variance_shift(run: Classification) -> dict[str, Any]:
     """Section 3.2 on the BatchNorm layers behind a noise: r and test accuracy, as trained and after each repair.
+
+    r compares the variances of training and testing mode, ``stored_r`` that by which the layer divides with that of
+    testing mode: a repair changes the latter, and the former by what layers before it now pass on. Mean and maximum are
+    over channels.
 
     The paper's own repair divides the running variance by 1/p_keep, wherever the noise is; `correct_batchnorm_` does
     so where that is right, and `recalibrate_batchnorm_` takes the statistics again without noise.
@@ -80,12 +89,11 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
             states[name] = {"refused": str(error)}
             continue
         shift = variance_shift(network, images, **options)
-        ratios = [shift[layer].r for layer in behind]
-        states[name] = {
-            "top1": 100 * _accuracy(run, network),
-            "r_mean": [round(r.mean().item(), 5) for r in ratios],
-            "r_max": [round(r.max().item(), 5) for r in ratios],
-        }
+        states[name] = {"top1": 100 * _accuracy(run, network)}
+        for ratio in ("r", "stored_r"):
+            found = [getattr(shift[layer], ratio) for layer in behind]
+            states[name][f"{ratio}_mean"] = [round(r.mean().item(), 5) for r in found]
+            states[name][f"{ratio}_max"] = [round(r.max().item(), 5) for r in found]
     return {"batches": len(images), "layers": behind, "states": states}
 
 
@@ -98,9 +106,39 @@ def _coadaptation(run: Classification) -> dict[str, Any]:
     return {"layers": layers, "value": [round(table[layer].value, 5) for layer in layers]}
 
 
+def _test_modes(run: Classification) -> dict[str, Any]:
+    """Appendix B: test accuracy with the running statistics of training, and with those averaged over many batches.
+
+    A network that was trained with BatchNorm is tested as PolyBatchNorm too, which differs in testing alone: with
+    f_poly of the examples that were normalised together, and of the independent values that they are found to hold,
+    layer by layer (see ``batch_size`` of `rotationout.nn.PolyBatchNorm2d`).
+    """
+    config, images = run.config, TrainingImages(run, BATCHES)
+    size = config.ghost_batch or config.batch
+    top1: dict[str, dict[str, float]] = {}
+    for statistics in ("running", "averaged"):
+        network = copy.deepcopy(run.network)
+        if statistics == "averaged":
+            average_statistics(network, images, _forward(run))
+        modes = {config.norm: network}
+        if config.norm == "batch":
+            modes["poly"] = convert_batchnorm(copy.deepcopy(network), "poly", batch_size=size)
+            modes["poly_measured"] = _measured(run, copy.deepcopy(modes["poly"]), next(iter(images)), size)
+        top1[statistics] = {name: 100 * _accuracy(run, mode) for name, mode in modes.items()}
+    found: dict[str, Any] = {"batches": len(images), "top1": top1}
+    if config.norm == "batch":
+        found["measured_sizes"] = [
+            round(layer.batch_size, 1)
+            for layer in modes["poly_measured"].modules()
+            if isinstance(layer, PolyBatchNorm2d)
+        ]
+    return found
+
+
 STUDIES: dict[str, Callable[[Classification], dict[str, Any]]] = {
     "variance_shift": _variance_shift,
     "coadaptation": _coadaptation,
+    "test_modes": _test_modes,
 }
 """By the names that configs and records use."""
 
@@ -116,6 +154,26 @@ def _behind_noise(run: Classification) -> list[str]:
     places = run.config.network_options.get("places", ("conv1", "conv2"))
     norms = sorted({behind[place] for place in places if place in behind})
     return [f"{block}.{norm}" for block in _blocks(run) for norm in norms]
+
+
+@torch.no_grad()
+def _measured(run: Classification, network: nn.Module, images: Tensor, size: int) -> nn.Module:
+    """Tell PolyBatchNorm layers how many independent values they normalise: the median over channels."""
+
+    def measure(layer: PolyBatchNorm2d) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            positions = args[0][0, 0].numel()
+            each = effective_batch_size(args[0], size).nan_to_num(nan=size)  # of a channel that is constant
+            layer.batch_size = float(each.clamp(size, size * positions).median())
+
+        return hook
+
+    layers = [layer for layer in network.modules() if isinstance(layer, PolyBatchNorm2d)]
+    hooks = [layer.register_forward_pre_hook(measure(layer)) for layer in layers]
+    _forward(run)(network.eval(), images)
+    for hook in hooks:
+        hook.remove()
+    return network
 
 
 def _forward(run: Classification) -> Callable[[nn.Module, Tensor], Tensor]:

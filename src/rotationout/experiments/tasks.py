@@ -43,10 +43,10 @@ class Task:
     notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
 
 
-def _table1(records: Sequence[dict[str, Any]]) -> Table:
-    from ..report.table1 import table1  # it reads the recipes, which read this package
+def _cifar100(records: Sequence[dict[str, Any]]) -> Table:
+    from ..report.cifar100 import table  # it reads the recipes, which read this package
 
-    return table1(records)
+    return table(records)
 
 
 def _table4(records: Sequence[dict[str, Any]]) -> Table:
@@ -67,7 +67,7 @@ TASKS: dict[type[Config], Task] = {
         data="the folder that holds cifar-100-python/",
         load=load_images,
         run=Classification,
-        table=_table1,
+        table=_cifar100,
         data_fields=("held_out",),
     ),
     SpeechConfig: Task(

@@ -10,7 +10,7 @@ from ..experiments.records import Study
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES, speech
-from . import digits, small_batch, speed, style, table4
+from . import cifar100, digits, small_batch, speed, style, table4
 from .curves import curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
@@ -26,6 +26,7 @@ TITLES: dict[str, str] = {
     "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
     "cifar100_resnet110_protocol": "How RotationOut is run: form, ramp and weight decay",
     "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, trained",
+    "cifar100_ghost": "Appendix B: BatchNorm of small batches, on CIFAR-100",
 }
 OPEN: dict[str, str] = {
     "Table 1 (CIFAR-100)": "cifar100_resnet110_authors",
@@ -84,6 +85,8 @@ def write(
 
 
 def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    if recipe in cifar100.SECTIONS:
+        return cifar100.SECTIONS[recipe](TITLES[recipe], records)
     first = records[0]["config"]
     tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
     places = sorted({record["device"] for record in records})

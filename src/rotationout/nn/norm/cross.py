@@ -61,7 +61,9 @@ class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
     ``running_var`` is less than the variance of the input, and evaluation is BatchNorm's. The mean and the inverse
     deviation of the others are taken as uncorrelated, which they are for symmetric inputs. A channel that is constant
     over nearly all examples of most batches is no input for this layer: the one that differs comes out of the order of
-    1 / √ε.
+    1 / √ε. And an example whose maps are s > 1 times as large as those of the other B − 1 comes out about
+    s·√((s² + B − 2) / (B − 1)) times as large as they do. Layer after layer that grows without bound, if batches are
+    small: a deep network needs branches that start at zero, or another normalisation.
 
     Args:
         num_features: C; this and the others of `torch.nn.BatchNorm2d` mean the same here.

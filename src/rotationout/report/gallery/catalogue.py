@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...strength import check_choice
-from . import Drawing, batchnorm, linear, noise
+from . import Drawing, batchnorm, linear, noise, trained
 
 __all__ = ["all_figures", "chosen_figures"]
 
@@ -17,7 +17,7 @@ def all_figures(results: Path) -> list[Drawing]:
     record = results / "small_batch.json"
     if record.is_file():
         found.append(batchnorm.experiment(record))
-    return found
+    return found + trained.figures(results)
 
 
 def chosen_figures(results: Path, names: Sequence[str]) -> list[Drawing]:

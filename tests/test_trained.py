@@ -1,0 +1,182 @@
+"""Tables and figures of trained networks, from records of small ones that were really trained."""
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+pytest.importorskip("scipy")
+
+from tests.test_cifar import images
+from tests.test_training import make
+
+from rotationout import cli
+from rotationout.experiments import networks, sweep
+from rotationout.experiments.cifar import Images
+from rotationout.experiments.results import read_records
+from rotationout.recipes import TABLES
+from rotationout.report import cifar100, ghost, shift, whole
+from rotationout.report.gallery import trained, write
+from rotationout.report.gallery.catalogue import all_figures
+
+SEEDS = (0, 1)
+FORMS = ["none", "Dropout-a, centred", "Dropout-b", "RotationOut-a"]
+BLOCKS = 2
+
+
+def two_classes(count: int) -> Images:
+    """Few enough that some answers are right."""
+    drawn = images(count, seed=count)
+    return Images(drawn.pixels, drawn.labels % 2)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of some forms, and of some ghost batches of a batch of 16."""
+    folder, threads = tmp_path_factory.mktemp("results"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    small = {"steps": 2, "milestones": (), "batch": 16, "precision": "fp32"}
+    forms = [row for row in TABLES[shift.RECIPE]() if row.row in FORMS]
+    ghosts = [row for row in TABLES[ghost.RECIPE]() if row.ghost_batch in (0, 8)]  # 0, the whole batch, is 16 here
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(BLOCKS, **options))
+        patch.setitem(networks.NETWORKS, "resnet20", lambda **options: networks.ResNet(1, **options))
+        rows = [row.replace(**small, seed=seed) for row in (*forms, *ghosts) for seed in SEEDS]
+        assert sweep.sweep(rows, make(two_classes(16), two_classes(20)), folder=folder, checkpoints=folder / "c") == []
+    torch.set_num_threads(threads)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
+    folder, found = tmp_path_factory.mktemp("figures"), {}
+    for path in write(trained.figures(results), folder):
+        assert path.read_text(encoding="utf-8").startswith("<svg")
+        with path.with_suffix(".csv").open(encoding="utf-8") as file:
+            found[path.stem] = list(csv.DictReader(file))
+    return found
+
+
+def test_without_records_there_are_no_figures(tmp_path: Path) -> None:
+    assert trained.figures(tmp_path) == []
+    names = {drawing.name for drawing in all_figures(tmp_path)}
+    assert names
+    assert not names & {"variance_shift_trained", "ghost_batches", "coadaptation_trained"}
+
+
+def test_figures_hold_the_records(results: Path, written: dict[str, list[dict[str, str]]]) -> None:
+    assert list(written) == [
+        "variance_shift_trained",
+        "variance_shift_repaired",
+        "coadaptation_trained",
+        "ghost_batches",
+    ]
+    runs = [run for run in read_records(results, shift.RECIPE) if run["row"] == "RotationOut-a"]
+    for ratio in ("r", "stored_r"):
+        for over in ("mean", "max"):
+            wanted = {"form": "RotationOut-a", "state": "corrected", "ratio": ratio, "over": over, "block": "2"}
+            (row,) = (row for row in written["variance_shift_repaired"] if wanted.items() <= row.items())
+            values = [run["variance_shift"]["states"]["corrected"][f"{ratio}_{over}"][1] for run in runs]
+            assert int(row["n"]) == 2
+            assert float(row["mean"]) == pytest.approx(statistics.fmean(values))
+            assert (float(row["lowest"]), float(row["highest"])) == (min(values), max(values))
+    closed = {row["form"] for row in written["variance_shift_repaired"] if row["state"] == "corrected"}
+    assert closed == {"Dropout-a, centred", "RotationOut-a"}, "others have no closed form"
+    forms = dict.fromkeys(row["form"] for row in written["coadaptation_trained"])
+    assert list(forms) == FORMS
+    assert len(written["coadaptation_trained"]) == BLOCKS * len(forms)
+
+
+def test_the_legend_says_how_many_runs_there_are(results: Path) -> None:
+    drawings = {drawing.name: drawing for drawing in trained.figures(results)}
+    for name, label in (
+        ("variance_shift_trained", "Dropout-b (n = 2)"),
+        ("coadaptation_trained", "none (n = 2)"),
+        ("ghost_batches", "CrossNorm (n = 2)"),
+    ):
+        drawing = drawings[name]
+        figure = drawing.draw(drawing.compute())
+        assert label in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_table_of_repairs_is_that_of_the_records(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = read_records(results, shift.RECIPE)
+    table = shift.table(records)
+    lines = {line[0]: line for line in table.rows}
+    assert list(lines) == FORMS
+    runs = [run["variance_shift"]["states"] for run in records if run["row"] == "Dropout-b"]
+    gains = [run["recalibrated"]["top1"] - run["trained"]["top1"] for run in runs]
+    mean, error = statistics.fmean(gains), statistics.stdev(gains) / 2**0.5
+    assert any(run["trained"]["top1"] > 0 for run in runs)
+    assert lines["Dropout-b"][-1] == f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+    assert lines["Dropout-b"][-2] == "–", "there is no closed form"
+    assert lines["none"][5] == "+0.00 ± 0.00", "a keep rate of 1 repairs nothing"
+    assert lines["Dropout-b"][2] == f"{statistics.fmean(x for run in runs for x in run['trained']['r_mean']):.2f}"
+    assert cli.main(["table", shift.RECIPE, "--out", str(results)]) == 0
+    assert capsys.readouterr().out.strip() == table.markdown()
+
+
+def test_the_table_of_coadaptation_is_that_of_the_records(results: Path) -> None:
+    records = read_records(results, shift.RECIPE)
+    lines = {line[0]: line for line in shift.coadaptation_table(records).rows}
+    means = [statistics.fmean(run["coadaptation"]["value"]) for run in records if run["row"] == "RotationOut-a"]
+    assert lines["RotationOut-a"][2] == f"{statistics.fmean(means):.2f} ± {statistics.stdev(means):.2f}"
+    assert lines["none"][4] == "–"
+    assert 0 <= float(lines["RotationOut-a"][4].lstrip("< ")) <= 1
+
+
+def test_the_table_of_ghost_batches_has_every_test_mode(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = read_records(results, ghost.RECIPE)
+    table = ghost.table(records)
+    assert table.header == ["test accuracy, %", "runs", "of 8", "of 16"]
+    lines = {line[0]: line[1:] for line in table.rows}
+    assert set(lines) == {
+        *(f"{label}, {kind}" for label in list(ghost.MODES.values())[:4] for kind in ("running", "averaged")),
+        "GroupNorm",
+    }
+    assert lines["GroupNorm"][1] == "–"
+    values = [run["test_modes"]["top1"]["averaged"]["poly"] for run in records if run["row"] == "BatchNorm of 8"]
+    expected = f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert lines["PolyBatchNorm, B examples, averaged"][1] == expected
+    assert cli.main(["table", ghost.RECIPE, "--out", str(results)]) == 0
+    assert capsys.readouterr().out.strip() == table.markdown()
+
+
+def test_the_page_has_them(results: Path, tmp_path: Path) -> None:
+    page = whole.write(tmp_path, results, figures=False).read_text(encoding="utf-8")
+    for title in ("Figure 2: noise beside BatchNorm", "Appendix B: BatchNorm of small batches, on CIFAR-100"):
+        assert f"<h2>{title}" in page
+    for table in (shift.table(read_records(results, shift.RECIPE)), ghost.table(read_records(results, ghost.RECIPE))):
+        for cell in table.rows[0][1:]:
+            assert f"<td>{cell}</td>" in page
+
+
+def test_records_whose_study_failed_are_left_out(results: Path, tmp_path: Path) -> None:
+    folder = tmp_path / shift.RECIPE
+    folder.mkdir()
+    for path in (results / shift.RECIPE).glob("*.json"):
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["seed"] == 1 or record["row"] == "none":
+            record["variance_shift"] = record["coadaptation"] = {"failed": "RuntimeError: out of memory"}
+        (folder / path.name).write_text(json.dumps(record), encoding="utf-8")
+    records = read_records(tmp_path, shift.RECIPE)
+    assert shift.table(records).rows[0][:2] == ["Dropout-a, centred", "1"]
+    assert "±" not in "".join(shift.table(records).rows[0]), "one run has no deviation"
+    assert all(line[4] == "–" for line in shift.coadaptation_table(records).rows)
+    for drawing in trained.figures(tmp_path):
+        drawing.draw(drawing.compute())
+
+
+def test_changed_fields_follow_the_name_of_a_recipe_and_no_records_are_an_error(results: Path) -> None:
+    records = read_records(results, ghost.RECIPE)
+    changed = [{**record, "recipe": f"{ghost.RECIPE}_steps=4"} for record in records]
+    assert cifar100.table(changed) == ghost.table(records)
+    for make_table in (cifar100.table, shift.table, ghost.table):
+        with pytest.raises(ValueError, match="there are no records of this recipe yet"):
+            make_table([])
