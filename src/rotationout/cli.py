@@ -125,7 +125,8 @@ def _print_table(options: argparse.Namespace) -> int:
 
 
 def _features(options: argparse.Namespace) -> int:
-    from .experiments.speech.features import counts, open_corpus, save
+    from .experiments.problems import counts
+    from .experiments.speech.features import open_corpus, save
 
     found = open_corpus(options.data, options.splits)
     save(found, options.file)
