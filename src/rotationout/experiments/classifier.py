@@ -169,7 +169,7 @@ class Classifier(Run, Generic[Data]):
             logits: Tensor = self.network(images)
         found = [(labels != NOBODY).sum()]
         for guesses in self.curve_names:
-            best = logits.argmax(1, keepdim=True) if guesses == 1 else logits.topk(guesses).indices
+            best = logits.argmax(1, keepdim=True) if guesses == 1 else logits.topk(min(guesses, logits.size(1))).indices
             found.append((best == labels.unsqueeze(1)).sum())
         self.scored += torch.stack(found)
 

@@ -29,11 +29,13 @@ class Source(abc.ABC):
 
     Attributes:
         problems: images that could not be used, found on the way.
+        converted: names of images that were not in RGB, likewise.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
         self.problems: list[Problem] = []
+        self.converted: set[str] = set()
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -85,4 +87,4 @@ class Held(Source):
     def labels_of(self, labels: Tensor) -> Tensor:
         """The labels of the present batch, out of those of all images."""
         numbers = self.chosen[:, 0]
-        return torch.where(numbers == NOBODY, NOBODY, labels[numbers])
+        return labels[numbers].masked_fill(numbers == NOBODY, NOBODY)
