@@ -38,7 +38,7 @@ def imagewoof() -> ImagesConfig:
 def _base(recipe: str, batches: int, epochs: int) -> ImagesConfig:
     steps = epochs * batches
     return ImagesConfig(
-        recipe=recipe, row="none", steps=steps, milestones=tuple(steps * drop // EPOCHS for drop in DROPS)
+        recipe=recipe, row="none", steps=steps, milestones=tuple(round(steps * drop / EPOCHS) for drop in DROPS)
     )
 
 

@@ -33,8 +33,8 @@ PAPER = dict(
         strict=True,
     )
 )
-"""Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et al.
-2018. Whether they are of the best epoch or of the last is not said."""
+"""Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
+al. 2018. Whether they are of the best epoch or of the last is not said."""
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
 """What RotationOut is compared with: that which drops where it turns."""
 
@@ -67,8 +67,8 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     prose = [
         f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
-        f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; {len(records)} "
-        f"in all, on {', '.join(sorted({r['device'] for r in records}))}.",
+        f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
+        f"{len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
         f"Sides of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are of ImageNet at 224 pixels, those of RotationOut over 5 runs, the others by Ghiasi et "
         "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock.",

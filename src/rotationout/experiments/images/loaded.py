@@ -43,7 +43,8 @@ def workers() -> int:
 def _context() -> BaseContext:
     """Processes that are no copies of this one, which has threads: of the GPU, of NCCL, of the progress shown."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])  # torch is imported once for all of them
+    # What takes its time to import is imported once for all of them.
+    context.set_forkserver_preload(["__main__", __name__, "torchvision.transforms.v2.functional"])
     return context
 
 
@@ -222,7 +223,7 @@ class LoadedSource(Source):
         for item in items:
             name = files.names[item.number]
             if item.converted:
-                self.converted.add(name)
+                self.converted.add(f"{files.split}/{name}")
             elif name not in known:
                 print(f"{item.message}; it is left out", file=sys.stderr)
                 self.problems.append(Problem(files.split, name, item.reason, item.message))
