@@ -208,7 +208,7 @@ def test_a_run_learns(held: bool, tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (18, 16), (number + 200 * label,) * 3).save(folder / f"{number}.png")
-    changes = {"held": held, "steps": 24, "milestones": (20,), "batch": 8, "learning_rate": 0.02, "precision": "bf16"}
+    changes = {"held": held, "steps": 12, "milestones": (10,), "batch": 16, "learning_rate": 0.003, "precision": "bf16"}
     settings = config("rotation", **changes)
     run = ImageClassification(settings, load_pictures(settings, tmp_path, CPU), CPU)
     while not run.finished:
