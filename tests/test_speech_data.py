@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from rotationout.experiments.problems import counts
 from rotationout.experiments.speech import audio, batches, features
 from rotationout.experiments.speech.audio import UtteranceError, log_filter_banks, read_audio
 from rotationout.experiments.speech.batches import Speech, bucketed, select, without_speakers
@@ -310,7 +311,7 @@ def test_bad_audio_is_reported_counted_and_left_out(corpus: Path) -> None:
     out = io.StringIO()
     found = features.open_corpus(corpus, out=out)
     assert len(found) == 22
-    assert features.counts(found.problems) == {"missing file": 1, "truncated audio": 1}
+    assert counts(found.problems) == {"missing file": 1, "truncated audio": 1}
     assert {problem.name for problem in found.problems} == {"u05", "u09"}
     assert "u05.wav; it is left out" in out.getvalue()
     rewrite(corpus / "train" / "u11.wav", torch.zeros(399))

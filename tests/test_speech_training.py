@@ -16,9 +16,10 @@ from tests.test_speech_data import AN4, made, needs_an4, needs_soundfile
 
 from rotationout import cli
 from rotationout.experiments import results, sweep
+from rotationout.experiments.problems import Problem
 from rotationout.experiments.speech import batches, features, recognition
 from rotationout.experiments.speech.corpus import read_manifest
-from rotationout.experiments.speech.features import Features, Problem
+from rotationout.experiments.speech.features import Features
 from rotationout.experiments.speech.recognition import Recognition, SpeechConfig, load_speech
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES

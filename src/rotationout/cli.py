@@ -62,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     features.add_argument("file", type=Path, help="where to write them")
     features.add_argument("--splits", nargs="+", help="only these splits")
     features.set_defaults(run=_features)
+    images = commands.add_parser("images", help="pack folders of images into a file for each split, to use elsewhere")
+    images.add_argument("data", type=Path, help="a folder with train/<class>/ and val/<class>/")
+    images.add_argument("folder", type=Path, help="where to write them")
+    images.add_argument("--splits", nargs="+", default=["train", "val"], help="only these splits")
+    images.set_defaults(run=_images)
     figures = commands.add_parser("figures", help="write the figures of the theory and of records: SVG, PNG and CSV")
     figures.add_argument("names", nargs="*", help="only these; all if none is named")
     figures.add_argument("--out", type=Path, default=Path("out/figures"), help="where they go")
@@ -125,12 +130,21 @@ def _print_table(options: argparse.Namespace) -> int:
 
 
 def _features(options: argparse.Namespace) -> int:
-    from .experiments.speech.features import counts, open_corpus, save
+    from .experiments.problems import counts
+    from .experiments.speech.features import open_corpus, save
 
     found = open_corpus(options.data, options.splits)
     save(found, options.file)
     skipped = "".join(f", {count} left out: {reason}" for reason, count in counts(found.problems).items())
     print(f"{options.file}: {len(found)} utterances, {options.file.stat().st_size / 1e6:.1f} MB{skipped}")
+    return 0
+
+
+def _images(options: argparse.Namespace) -> int:
+    from .experiments.images.files import pack
+
+    for path in pack(options.data, options.folder, options.splits):
+        print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
     return 0
 
 

@@ -1,59 +1,50 @@
-"""Image classification: CIFAR-100 on the device, cropped and mirrored there, SGD, accuracy in per cent."""
+"""Image classification on CIFAR-100, which is held on the device, cropped and mirrored there: Table 1."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..registry import noise as make_noise
 from ..strength import check_choice
 from . import cifar, processes
 from .cifar import Images
-from .config import Config
+from .classifier import Classifier, ClassifierConfig, channels_last
 from .networks import NETWORKS
 from .norms import LABELS as NORMS
 from .norms import normalized
-from .run import Run
+from .sources import Held
 from .studies import STUDIES
 
 __all__ = ["Classification", "ClassificationConfig", "build_network", "load_images"]
 
-TEST_BATCH = 1000
-LAST_EPOCHS = 10
 HELD_OUT_SEED = 0
 """All runs that hold out images hold out the same ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationConfig(Config):
-    """A run of image classification.
+class ClassificationConfig(ClassifierConfig):
+    """A run on CIFAR-100.
 
     Args:
         network: one of `rotationout.experiments.networks.NETWORKS`.
-        network_options: keyword arguments of the network, besides noise and stages.
-        noise_options: ``num_features="channels"`` is filled in for each place.
         stages: the stages that have the noise.
         norm: what normalises in the place of BatchNorm, of `rotationout.experiments.norms.LABELS`.
         ghost_batch: how many examples of a batch are normalised together, 0 for all.
-        momentum: of SGD.
         held_out: train without this many of the training images, and test on them instead of the test set.
         studies: what is measured of the trained network, of `rotationout.experiments.studies.STUDIES`.
     """
 
     network: str
-    network_options: dict[str, Any] = field(default_factory=dict)
     stages: tuple[int, ...] = (3,)
     norm: str = "batch"
     ghost_batch: int = 0
     milestones: tuple[int, ...] = (32_000, 48_000)
-    momentum: float = 0.9
     held_out: int = 0
     studies: tuple[str, ...] = ()
 
@@ -61,7 +52,7 @@ class ClassificationConfig(Config):
         super().__post_init__()
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
-        self._check_least(0, "momentum", "held_out", "ghost_batch")
+        self._check_least(0, "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
             check_choice("studies", study, STUDIES)
@@ -92,15 +83,14 @@ def build_network(config: ClassificationConfig) -> nn.Module:
     """The network of a config, with its noise in place; initial weights by torch's default generator."""
 
     def noise(channels: int) -> nn.Module:
-        options = {k: channels if v == "channels" else v for k, v in config.noise_options.items()}
-        return make_noise(config.noise, config.p, **options)
+        return make_noise(config.noise, config.p, **config.options_at(channels))
 
     network = NETWORKS[config.network](noise=noise, stages=config.stages, **config.network_options)
     return normalized(network, config.norm, config.batch, config.ghost_batch)
 
 
-class Classification(Run):
-    """A run of image classification.
+class Classification(Classifier[Images]):
+    """A run on CIFAR-100.
 
     Args:
         config: what to run.
@@ -111,30 +101,9 @@ class Classification(Run):
     config: ClassificationConfig
 
     def __init__(self, config: ClassificationConfig, images: tuple[Images, Images], device: torch.device) -> None:
-        self.train, self.examined = images
-        if len(self.train) < config.batch:
-            raise ValueError(f"there are {len(self.train)} training images, fewer than a batch of {config.batch}")
         _check_chunks(config)
-        super().__init__(config, device)
         self.mean, self.std = cifar.statistics(device)
-        self.plan = torch.empty(0, 4, dtype=torch.int64)
-        self.chosen = torch.zeros(self.share.stop - self.share.start, 4, dtype=torch.int64, device=device)
-        most = min(TEST_BATCH, -(-len(self.examined) // processes.size()))
-        rows = next(n for n in range(most, 0, -1) if len(self.examined) % n == 0)
-        self.tested = torch.arange(rows, device=device)
-        self.correct = torch.zeros((), dtype=torch.int64, device=device)
-        self._examine = self.action(self._count_correct)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches of the training images; what is left over waits for another epoch."""
-        return len(self.train) // self.config.batch
-
-    @property
-    def result(self) -> dict[str, float]:
-        """Best test accuracy of an epoch, and the mean of the last ten, in per cent."""
-        curve = self.curves["test_curve"]
-        return {"best_top1": 100 * max(curve), "last10_top1": 100 * statistics.fmean(curve[-LAST_EPOCHS:])}
+        super().__init__(config, *images, device)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -148,87 +117,57 @@ class Classification(Run):
                 found[name] = {"failed": f"{type(error).__name__}: {error}"}
         return found
 
-    @property
-    def status(self) -> str:
-        """The last test accuracy."""
-        return f"{100 * self.curves['test_curve'][-1]:.1f} %" if self.curves else ""
-
-    @property
-    def summary(self) -> str:
-        """Best and last test accuracy."""
-        result = self.result
-        return f"best {result['best_top1']:.2f} %, mean of the last 10 epochs {result['last10_top1']:.2f} %"
-
     def build_network(self) -> nn.Module:
-        """In the layout that convolutions are fastest in."""
-        return build_network(self.config).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        """That of the config."""
+        return channels_last(build_network(self.config))
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
-        config = self.config
-        return torch.optim.SGD(
-            self.network.parameters(),
-            self.rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+    def build_source(self, images: Images, rows: int) -> Small:
+        """Of images on the device."""
+        return Small(images, rows, self.prepare)
 
     def regions(self) -> Iterable[nn.Module]:
         """The residual blocks, most of which are alike."""
         blocks: nn.Module = self.network.get_submodule("stages")
         return blocks.children()
 
-    def begin_epoch(self) -> None:
-        """A new order of the training images, and for each how it will be cut out and mirrored."""
-        order = torch.randperm(len(self.train), generator=self.shuffler)
-        self.plan = _plan(order, self.shuffler).to(self.device)
-
-    def take_batch(self, place: int) -> None:
-        """Which images are next; they are on the device already."""
-        batch = self.config.batch
-        self.chosen.copy_(self.plan[place * batch : (place + 1) * batch][self.share])
-
-    def batch_loss(self) -> Tensor:
-        """Cross-entropy of the chosen images."""
-        images = self.chosen[:, 0]
-        logits = self._logits(cifar.augment(self.train.pixels[images], self.chosen[:, 1:]))
-        return F.cross_entropy(logits.float(), self.train.labels[images])
-
-    def test(self) -> dict[str, float]:
-        """The fraction of test images that is told right; every process looks at some of them."""
-        rows = len(self.tested)
-        self.correct.zero_()
-        for start in range(processes.rank() * rows, len(self.examined), processes.size() * rows):
-            self.tested.copy_(torch.arange(start, start + rows, device=self.device))
-            self._examine()
-        processes.sum_(self.correct)
-        return {"test_curve": self.correct.item() / len(self.examined)}
-
-    def state(self) -> dict[str, Any]:
-        """With the plan of this epoch."""
-        return {**super().state(), "plan": self.plan.cpu()}
-
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""
-        state = _brought_up_to_date(state)
-        super().restore(state)
-        self.plan = state["plan"].to(self.device)
-
-    @torch.no_grad()
-    def _count_correct(self) -> None:
-        self.network.eval()
-        with self.autocast():
-            logits = self._logits(self.examined.pixels[self.tested])
-        self.correct += (logits.argmax(1) == self.examined.labels[self.tested]).sum()
+        super().restore(_brought_up_to_date(state))
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """What the network is given for bytes of images."""
         return cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
-    def _logits(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.network(self.prepare(pixels))
-        return logits
+
+class Small(Held):
+    """Batches of CIFAR's images.
+
+    Args:
+        images: all of them, on the device.
+        rows: images of a batch.
+        prepare: makes what a network is given of their bytes.
+    """
+
+    def __init__(self, images: Images, rows: int, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(rows, 4, images.pixels.device)
+        self.images, self.prepare = images, prepare
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Which image, and its cut: (images, 4)."""
+        return _plan(torch.randperm(len(self), generator=generator), generator)
+
+    def still(self) -> Tensor:
+        """The middle of the padded images: the images as they are."""
+        middle = torch.tensor([cifar.PADDING, cifar.PADDING, 0]).expand(len(self), 3)
+        return torch.cat([torch.arange(len(self)).unsqueeze(1), middle], dim=1)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Cut out and mirrored on the device."""
+        pixels = cifar.augment(self.images.pixels[self.chosen[:, 0]], self.chosen[:, 1:])
+        return self.prepare(pixels), self.labels_of(self.images.labels)
 
 
 def _check_chunks(config: ClassificationConfig) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from . import processes
-
 __all__ = ["Action", "ByLength", "Graphs"]
 
 TRIALS = 3
@@ -77,9 +75,9 @@ class ByLength:
 def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = None) -> Callable[[], None]:
     """What replays ``work``, which is looked at but not done."""
     graph = torch.cuda.CUDAGraph()
-    # NCCL has a thread that looks after exchanges; what it asks the driver must not end the capture.
-    mode = "thread_local" if processes.size() > 1 else "global"
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+    # NCCL has a thread that looks after exchanges, and loaders one that pins memory; what these ask the driver must not
+    # end the capture.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         work()
     replay: Callable[[], None] = graph.replay
     return replay

@@ -11,6 +11,8 @@ import torch
 
 from .classification import Classification, ClassificationConfig, load_images
 from .config import Config
+from .images.config import ImagesConfig
+from .images.training import ImageClassification, load_pictures
 from .run import Run
 
 if TYPE_CHECKING:
@@ -49,6 +51,12 @@ def _cifar100(records: Sequence[dict[str, Any]]) -> Table:
     return table(records)
 
 
+def _table2(records: Sequence[dict[str, Any]]) -> Table:
+    from ..report.table2 import table2
+
+    return table2(records)
+
+
 def _table4(records: Sequence[dict[str, Any]]) -> Table:
     from ..report.table4 import table4
 
@@ -69,6 +77,14 @@ TASKS: dict[type[Config], Task] = {
         run=Classification,
         table=_cifar100,
         data_fields=("held_out",),
+    ),
+    ImagesConfig: Task(
+        title="classification of folders of images",
+        data="a folder with train/<class>/ and val/<class>/, or what `rotationout images` wrote",
+        load=load_pictures,
+        run=ImageClassification,
+        table=_table2,
+        data_fields=("size", "short_side", "held", "train_split", "test_split"),
     ),
     SpeechConfig: Task(
         title="speech recognition",

@@ -9,8 +9,8 @@ from typing import Any
 from ..experiments.records import Study
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
-from ..recipes import TABLES, speech
-from . import cifar100, digits, small_batch, speed, style, table4
+from ..recipes import TABLES, images, speech
+from . import cifar100, digits, small_batch, speed, style, table2, table4
 from .curves import curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
@@ -56,7 +56,7 @@ def sections(
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:
-            found.append((table4.section if recipe in speech.TABLES else _table)(recipe, records))
+            found.append(_section_of(recipe)(recipe, records))
     if (results / "small_batch.json").is_file():
         found.append(_small_batch(results / "small_batch.json"))
     if benchmarks is not None:
@@ -82,6 +82,14 @@ def write(
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _section_of(recipe: str) -> Callable[[str, Sequence[dict[str, Any]]], Section]:
+    """What makes the part of the report that a recipe has."""
+    for tables, section in ((images.TABLES, table2.section), (speech.TABLES, table4.section)):
+        if recipe in tables:
+            return section
+    return _table
 
 
 def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:

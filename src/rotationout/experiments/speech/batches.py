@@ -10,7 +10,8 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from .features import Features, Problem, refuse_if_many
+from ..problems import Problem, refuse_if_many
+from .features import Features
 from .text import encode, frames_needed
 
 __all__ = ["Batch", "Speech", "bucketed", "select", "without_speakers"]
@@ -73,7 +74,7 @@ class Speech:
             else:
                 print(f"{problem.split}, {problem.name}: {problem.message}; it is left out", file=out or sys.stderr)
                 self.problems.append(problem)
-        refuse_if_many(self.problems, (features.splits[index] for index in chosen))
+        refuse_if_many(self.problems, (features.splits[index] for index in chosen), "utterances")
         if not kept:
             raise ValueError("there are no utterances to choose from")
         self.alphabet = alphabet

@@ -1,0 +1,148 @@
+"""Training runs on folders of images."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from .. import processes
+from ..classifier import Classifier, channels_last
+from ..problems import Problem, facts
+from ..sources import Source
+from .config import ImagesConfig
+from .files import Files, check_classes, open_split
+from .held import hold
+from .loaded import LoadedImages
+from .network import STAGES, build_network
+
+__all__ = ["ImageClassification", "ImageData", "Pictures", "load_pictures"]
+
+
+class Pictures(Protocol):
+    """The images of a split, wherever they are."""
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Those that are known to be bad."""
+
+    @property
+    def converted(self) -> int:
+        """How many are known not to be in RGB."""
+
+    def __len__(self) -> int: ...
+
+    def source(self, rows: int, device: torch.device) -> Source:
+        """Batches of so many."""
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """What to learn from and what to test on, and the names of the classes."""
+
+    train: Pictures
+    test: Pictures
+    classes: tuple[str, ...]
+
+
+def load_pictures(config: ImagesConfig, data: Path, device: torch.device) -> ImageData:
+    """The images in a folder with a folder for each split, or packed (`rotationout.experiments.images.files`)."""
+    train, test = (open_split(data, split) for split in (config.train_split, config.test_split))
+    check_classes(train, test)
+
+    def pictures(files: Files) -> Pictures:
+        if config.held:
+            return hold(files, config.size, config.short_side, device)
+        return LoadedImages(files, config.size, config.short_side)
+
+    return ImageData(pictures(train), pictures(test), tuple(train.classes))
+
+
+class ImageClassification(Classifier[Pictures]):
+    """A run on a folder of images.
+
+    Args:
+        config: what to run.
+        data: what to learn from and to test on.
+        device: where.
+    """
+
+    config: ImagesConfig
+    curve_names: ClassVar[dict[int, str]] = {1: "test_curve", 5: "top5_curve"}
+    test_rows = 500
+
+    def __init__(self, config: ImagesConfig, data: ImageData, device: torch.device) -> None:
+        self.data = data
+        self._begun = self._from = -1.0
+        self._rates: list[float] = []
+        super().__init__(config, data.train, data.test, device)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was learnt from and tested on, what was left out of it, and how fast it was learnt."""
+        known = {"train": self.data.train, "test": self.data.test}
+        problems, converted = self._found()
+        met = {"train": self.config.train_split, "test": self.config.test_split}
+        left = {name: sum(problem.split == split for problem in problems) for name, split in met.items()}
+        every = [*self.data.train.problems, *self.data.test.problems, *problems]
+        return {
+            **{f"{name}_images": len(images) - left[name] for name, images in known.items()},
+            "classes": len(self.data.classes),
+            **facts(every),
+            "converted": sum(images.converted for images in known.values()) + len(converted),
+            "images_per_second": round(statistics.median(self._rates)) if self._rates else None,
+        }
+
+    def build_network(self) -> nn.Module:
+        """With as many outputs as there are classes."""
+        return channels_last(build_network(self.config, len(self.data.classes)))
+
+    def build_source(self, images: Pictures, rows: int) -> Source:
+        """On the device or from the disk, as they are."""
+        return images.source(rows, self.device)
+
+    def regions(self) -> Iterable[nn.Module]:
+        """The residual blocks, most of which are alike."""
+        stages = [self.network.get_submodule(f"layer{stage + 1}") for stage in range(STAGES)]
+        return [block for stage in stages for block in stage.children()]
+
+    def begin_epoch(self) -> None:
+        """With a look at the clock."""
+        super().begin_epoch()
+        self._begun, self._from = time.monotonic(), self.step
+
+    def test(self) -> dict[str, float]:
+        """With a look at the clock before it: all that was learnt is learnt by now, as the loss is known."""
+        if self._begun >= 0:  # not if the run was resumed inside this epoch
+            done = self.config.batch * (self.step - self._from)
+            self._rates.append(done / (time.monotonic() - self._begun))
+            self._begun = -1.0
+        return super().test()
+
+    def _found(self) -> tuple[list[Problem], list[str]]:
+        """Bad images and converted ones that all processes met on the way, each once."""
+        sources = (self.learnt, self.tested)
+        mine = [problem for source in sources for problem in source.problems]
+        names = [name for source in sources for name in source.converted]
+        problems = {(p.split, p.name): p for found in processes.gather(mine) for p in found}
+        converted = {name for found in processes.gather(names) for name in found}
+        return list(problems.values()), sorted(converted)
+
+    def state(self) -> dict[str, Any]:
+        """With the images that were found to be bad, or not in RGB."""
+        problems, converted = self._found()
+        return {**super().state(), "problems": [asdict(problem) for problem in problems], "converted": converted}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        super().restore(state)
+        found = [Problem(**problem) for problem in state["problems"]]
+        for source, split in ((self.learnt, self.config.train_split), (self.tested, self.config.test_split)):
+            source.problems = [problem for problem in found if problem.split == split]
+        self.learnt.converted = set(state["converted"])

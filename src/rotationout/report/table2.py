@@ -1,0 +1,99 @@
+"""Table 2 from records: top-1 and top-5 accuracy over seeds, and the paper's on ImageNet beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..recipes.images import imagenet, rows
+from . import style
+from .cells import by_row, significance, spread
+from .curves import curves_figure
+from .page import Section, Table
+
+__all__ = ["PAPER", "section", "table2"]
+
+TITLES = {
+    "imagenet": "Table 2: ResNet-50 on ImageNet",
+    "imagewoof": "Table 2 on Imagewoof, which stands in for ImageNet",
+}
+PAPER = dict(
+    zip(
+        [config.row for config in rows(imagenet())],
+        (
+            ("76.51 ± 0.07", "93.20 ± 0.05"),
+            ("76.80 ± 0.04", "93.41 ± 0.04"),
+            ("77.10 ± 0.08", "93.50 ± 0.05"),
+            ("77.41 ± 0.04", "93.74 ± 0.02"),
+            ("76.52 ± 0.07", "93.21 ± 0.04"),
+            ("78.13 ± 0.05", "94.02 ± 0.02"),
+            ("77.87 ± 0.34", "93.94 ± 0.17"),
+            ("78.58 ± 0.48", "94.27 ± 0.24"),
+        ),
+        strict=True,
+    )
+)
+"""Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
+al. 2018. Whether they are of the best epoch or of the last is not said."""
+RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
+"""What RotationOut is compared with: that which drops where it turns."""
+
+
+def table2(records: Sequence[dict[str, Any]]) -> Table:
+    """A table of the records of one recipe, rows in the paper's order; accuracy is the mean of the last ten epochs.
+
+    The p-values are of Welch's two-sided t-test on top-1 accuracy: against no noise, and for RotationOut against
+    Dropout, in blocks against DropBlock.
+    """
+    found = _ordered(records)
+    lines = []
+    for row, runs in found.items():
+        top1, top5 = ([run[f"last10_top{guesses}"] for run in runs] for guesses in (1, 5))
+        against = [found.get("none", []) if row != "none" else [], found.get(RIVALS.get(row, ""), [])]
+        tests = [significance(top1, [run["last10_top1"] for run in others]) for others in against]
+        printed = PAPER.get(row, ("–", "–"))
+        best = spread([run["best_top1"] for run in runs])
+        lines.append([row, str(len(runs)), spread(top1), printed[0], best, spread(top5), printed[1], *tests])
+    paper = "the paper's, ImageNet"
+    header = ["row", "runs", "top-1, %", paper, "best epoch, %", "top-5, %", paper, "p, none", "p, rival"]
+    return Table(header, lines).filled()
+
+
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that a recipe has."""
+    first = records[0]
+    config = first["config"]
+    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
+    prose = [
+        f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
+        f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
+        f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
+        f"{len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
+        f"Sides of the blocks in the third and fourth stage: {_blocks(records)}.",
+        "The paper’s numbers are of ImageNet at 224 pixels, those of RotationOut over 5 runs, the others by Ghiasi et "
+        "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock.",
+    ]
+    return Section(
+        TITLES.get(recipe, recipe),
+        prose,
+        table2(records),
+        style.to_svg(curves_figure(_in_order(records))),
+        "Test accuracy after each epoch: mean over seeds, and their range.",
+        ""
+        if min(len(runs) for runs in by_row(records).values()) > 1
+        else "Some rows are single runs: their differences may be chance.",
+    )
+
+
+def _blocks(records: Sequence[dict[str, Any]]) -> str:
+    found = {record["row"]: record["config"]["block_sizes"] for record in records if record["config"]["block_sizes"]}
+    return "; ".join(f"{row}, {' and '.join(map(str, sizes))}" for row, sizes in sorted(found.items())) or "none"
+
+
+def _ordered(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found = by_row(records)
+    return {row: found[row] for row in [*(row for row in PAPER if row in found), *(r for r in found if r not in PAPER)]}
+
+
+def _in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [run for runs in _ordered(records).values() for run in runs]
