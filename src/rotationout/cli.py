@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     features.add_argument("file", type=Path, help="where to write them")
     features.add_argument("--splits", nargs="+", help="only these splits")
     features.set_defaults(run=_features)
+    score = commands.add_parser("score", help="score detections that were made where pycocotools is absent")
+    score.add_argument("recipe")
+    score.add_argument("--data", type=Path, required=True, help="the data set; only its annotations are read")
+    score.add_argument("--out", type=Path, default=Path("results"), help="where the records are")
+    score.add_argument("--again", action="store_true", help="also records that have scores")
+    score.add_argument("--picture", type=Path, metavar="DIR", help="draw detections on test images there")
+    score.set_defaults(run=_score)
     figures = commands.add_parser("figures", help="write the figures of the theory and of records: SVG, PNG and CSV")
     figures.add_argument("names", nargs="*", help="only these; all if none is named")
     figures.add_argument("--out", type=Path, default=Path("out/figures"), help="where they go")
@@ -131,6 +138,22 @@ def _features(options: argparse.Namespace) -> int:
     save(found, options.file)
     skipped = "".join(f", {count} left out: {reason}" for reason, count in counts(found.problems).items())
     print(f"{options.file}: {len(found)} utterances, {options.file.stat().st_size / 1e6:.1f} MB{skipped}")
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from .experiments.detection.scoring import score_records
+
+    for path, scores in score_records(options.out, options.recipe, options.data, again=options.again).items():
+        print(f"{path}: {', '.join(f'{name} {value:.2f}' for name, value in scores.items())}")
+    if options.picture is not None:
+        from .experiments.results import read_records
+        from .report.gallery import write
+        from .report.gallery.detections import seen_boxes
+
+        records = read_records(options.out, options.recipe)
+        for picture in write([seen_boxes(options.recipe, records, options.data)], options.picture):
+            print(picture)
     return 0
 
 

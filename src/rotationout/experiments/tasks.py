@@ -11,6 +11,7 @@ import torch
 
 from .classification import Classification, ClassificationConfig, load_images
 from .config import Config
+from .detection.config import DetectionConfig
 from .run import Run
 
 if TYPE_CHECKING:
@@ -61,6 +62,24 @@ def _transcripts(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"- {line}" for line in transcripts(records))
 
 
+def _load_album(config: Any, data: Path, device: torch.device) -> Any:
+    from .detection.training import load_album  # torchvision takes its time to import, and may be absent
+
+    return load_album(config, data, device)
+
+
+def _detection(config: Any, album: Any, device: torch.device) -> Run:
+    from .detection.training import Detection
+
+    return Detection(config, album, device)
+
+
+def _table3(records: Sequence[dict[str, Any]]) -> Table:
+    from ..report.table3 import table3
+
+    return table3(records)
+
+
 TASKS: dict[type[Config], Task] = {
     ClassificationConfig: Task(
         title="image classification",
@@ -69,6 +88,14 @@ TASKS: dict[type[Config], Task] = {
         run=Classification,
         table=_table1,
         data_fields=("held_out",),
+    ),
+    DetectionConfig: Task(
+        title="object detection",
+        data="a folder in COCO's layout, with annotations/instances_<split>.json and images",
+        load=_load_album,
+        run=_detection,
+        table=_table3,
+        data_fields=("train_split", "test_split", "crop", "held", "initialization", "backbone"),
     ),
     SpeechConfig: Task(
         title="speech recognition",

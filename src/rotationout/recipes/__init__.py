@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from ..experiments.config import Config
-from . import cifar100, speech
+from . import cifar100, detection, speech
 
-__all__ = ["TABLES", "cifar100", "speech"]
+__all__ = ["TABLES", "cifar100", "detection", "speech"]
 
-TABLES: dict[str, Callable[[], Sequence[Config]]] = {**cifar100.TABLES, **speech.TABLES}
+TABLES: dict[str, Callable[[], Sequence[Config]]] = {**cifar100.TABLES, **detection.TABLES, **speech.TABLES}
 """Every table by its name: the configs of its rows, all of one class."""

@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,24 +20,13 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from ..problems import Problem, counts, refuse_if_many
 from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, UtteranceError, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
 
 __all__ = ["Features", "Problem", "compute", "counts", "load", "open_corpus", "refuse_if_many", "save"]
 
 SETTINGS = {"bands": FEATURES, "window": WINDOW, "hop": HOP, "rate": SAMPLE_RATE, "normalised": "speaker", "version": 1}
-MOST_BAD = 0.1
-"""If more of a split is bad than this, it is the corpus that is wrong, or the path, and not an utterance."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An utterance that is left out, and why."""
-
-    split: str
-    name: str
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -156,33 +144,6 @@ def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
     frames = torch.cat(list(spoken.values())).double()
     mean, std = frames.mean(0), frames.std(0, correction=0).clamp(min=1e-5)
     return {index: ((bands - mean) / std).half() for index, bands in spoken.items()}
-
-
-def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str]) -> None:
-    """An error if more than a tenth of a split is bad, or all of it; ``splits`` has that of every utterance."""
-    bad: dict[str, list[Problem]] = {}
-    for problem in problems:
-        bad.setdefault(problem.split, []).append(problem)
-    for split, total in Counter(splits).items():
-        mine = bad.get(split, [])
-        if mine and len(mine) > MOST_BAD * total:
-            raise ValueError(
-                f"{len(mine)} of {total} utterances of {split!r} cannot be used, more than one in ten "
-                f"({_listed(counts(mine))}); the first: {mine[0].message}"
-            )
-
-
-def counts(problems: Iterable[Problem]) -> dict[str, int]:
-    """How many there are of each kind.
-
-    >>> counts([Problem("train", "a", "missing file", "a.wav is not there")])
-    {'missing file': 1}
-    """
-    return dict(Counter(problem.reason for problem in problems))
-
-
-def _listed(found: dict[str, int]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in found.items())
 
 
 def save(features: Features, path: Path) -> None:

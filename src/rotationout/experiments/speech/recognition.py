@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from ...registry import noise as make_noise
 from ...strength import check_choice, check_rate
-from .. import processes
+from .. import problems, processes
 from ..config import Config
+from ..problems import Problem
 from ..run import Run
 from .audio import FEATURES
 from .batches import Speech, bucketed, select, without_speakers
-from .features import Problem, counts, open_corpus
+from .features import open_corpus
 from .network import CUDNN_LABELS, Listener, ctc_loss
 from .scoring import examples, greedy, score
 from .text import ALPHABET
@@ -25,8 +26,6 @@ __all__ = ["Corpus", "Recognition", "SpeechConfig", "load_speech"]
 
 CACHE = Path("out/features")
 """Where the features of a corpus are kept."""
-NAMED = 50
-"""A record names so many of the utterances that were left out; all are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +85,7 @@ class Corpus:
     def facts(self) -> dict[str, Any]:
         """What a record says of it."""
         every = [*self.problems, *self.train.problems, *self.test.problems]
-        splits = sorted({problem.split for problem in every})
-        return {
-            "train_utterances": len(self.train),
-            "test_utterances": len(self.test),
-            "skipped": {split: counts(problem for problem in every if problem.split == split) for split in splits},
-            "skipped_names": [f"{problem.split}/{problem.name}: {problem.reason}" for problem in every][:NAMED],
-        }
+        return {"train_utterances": len(self.train), "test_utterances": len(self.test), **problems.facts(every)}
 
 
 def load_speech(config: SpeechConfig, data: Path, device: torch.device) -> Corpus:
