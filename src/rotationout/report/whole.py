@@ -9,8 +9,8 @@ from typing import Any
 from ..experiments.records import Study
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
-from ..recipes import TABLES, speech
-from . import digits, small_batch, speed, style, table4
+from ..recipes import TABLES, detection, speech
+from . import digits, small_batch, speed, style, table3, table4
 from .curves import curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
@@ -55,7 +55,7 @@ def sections(
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:
-            found.append((table4.section if recipe in speech.TABLES else _table)(recipe, records))
+            found.append(_section_of(recipe)(recipe, records))
     if (results / "small_batch.json").is_file():
         found.append(_small_batch(results / "small_batch.json"))
     if benchmarks is not None:
@@ -81,6 +81,12 @@ def write(
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _section_of(recipe: str) -> Callable[[str, Sequence[dict[str, Any]]], Section]:
+    """What makes the part of a recipe."""
+    parts = ((speech.TABLES, table4.section), (detection.TABLES, table3.section))
+    return next((section for tables, section in parts if recipe in tables), _table)
 
 
 def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:

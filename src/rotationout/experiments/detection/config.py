@@ -22,7 +22,8 @@ class DetectionConfig(Config):
     Args:
         noise_options: of the noise before every convolution of the last stages' branches.
         backbone: the ResNet, ``"resnet18"`` or ``"resnet50"``.
-        backbone_options: keyword arguments of `rotationout.experiments.detection.network.Detector`: layers, width.
+        backbone_options: keyword arguments of `rotationout.experiments.detection.network.Detector`: layers, width,
+            head_norm.
         initialization: ``"random"``, or ``"imagenet"``: torchvision's checkpoint, ``<backbone>.pth`` beside the data.
         stages: so many of the last stages have the noise.
         block_sizes: ``block_size`` of the noise in each of these stages, the last one last; empty if it has none.

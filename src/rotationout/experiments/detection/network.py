@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
-from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
@@ -25,6 +26,8 @@ BACKBONES: dict[str, tuple[Any, tuple[int, ...]]] = {
 """Blocks of each, and how many a stage has."""
 STRIDES = (8, 16, 32, 64, 128)
 """Pixels of the image from place to place, on every map of the pyramid."""
+ANCHORS = 9
+"""At every place: three sizes of three shapes."""
 DETECTIONS = 100
 """At most so many are made of an image; COCO's score looks at no more."""
 
@@ -42,6 +45,9 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         backbone: one of `BACKBONES`.
         layers: blocks of each stage, if other than the backbone's own.
         width: channels of the pyramid and of the head.
+        head_norm: GroupNorm behind the convolutions of the head, as in torchvision's second version. Without it, as
+            printed by Lin et al., four layers of weights as small as theirs are let through little of what is seen:
+            enough for a backbone that has learnt ImageNet, but drawn weights start slowly.
         noise: makes the noise that goes before every convolution of a stage's branches.
         stages: so many of the last stages have it.
         weights: of the whole ResNet, as torchvision has it, instead of drawn ones.
@@ -54,6 +60,7 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         *,
         layers: tuple[int, ...] | None = None,
         width: int = 256,
+        head_norm: bool = True,
         noise: StageNoise | None = None,
         stages: int = 2,
         weights: dict[str, Tensor] | None = None,
@@ -72,7 +79,9 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
             width,
             extra_blocks=LastLevelP6P7(width, width),
         )
-        super().__init__(pyramid, classes, detections_per_img=DETECTIONS)
+        norm = partial(nn.GroupNorm, min(32, width // 2)) if head_norm else None
+        head = RetinaNetHead(width, ANCHORS, classes, norm_layer=norm)
+        super().__init__(pyramid, classes, head=head, detections_per_img=DETECTIONS)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N, A, classes) and deltas (N, A, 4) for normalised images (N, 3, H, W)."""
