@@ -47,16 +47,19 @@ def as_targets(batch: Batch, dtype: torch.dtype) -> list[dict[str, Tensor]]:
 
 @needs_bccd
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("gamma", [2.0, 1.5])
-def test_the_loss_is_torchvisions_on_real_images(dtype: torch.dtype, gamma: float, monkeypatch: Any) -> None:
-    """Loss and the gradients of logits and deltas; torchvision's exponent is 2, unless it is told otherwise."""
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (0.4, 1.5)])
+def test_the_loss_is_torchvisions_on_real_images(
+    dtype: torch.dtype, alpha: float, gamma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss and the gradients of logits and deltas; torchvision has α = 0.25 and γ = 2 unless it is told otherwise."""
+    told = {"alpha": alpha, "gamma": gamma}
     theirs_focal = retinanet.sigmoid_focal_loss
-    monkeypatch.setattr(retinanet, "sigmoid_focal_loss", lambda *a, **k: theirs_focal(*a, **k, gamma=gamma))
+    monkeypatch.setattr(retinanet, "sigmoid_focal_loss", lambda *a, **k: theirs_focal(*a, **k, **told))
     batch, model = real_batch(), small()
     anchors = torch.cat(model.anchors(SIDE)).to(dtype)
     source = torch.Generator().manual_seed(0)
     outputs = [torch.randn(4, len(anchors), k, generator=source).to(dtype).requires_grad_() for k in (3, 4)]
-    mine = detection_loss(*outputs, anchors, batch.boxes.to(dtype), batch.labels, gamma=gamma).mean()
+    mine = detection_loss(*outputs, anchors, batch.boxes.to(dtype), batch.labels, **told).mean()
     named = dict(zip(("cls_logits", "bbox_regression"), outputs, strict=True))
     theirs = sum(model.compute_loss(as_targets(batch, dtype), named, [anchors] * 4).values())
     torch.testing.assert_close(mine, theirs)

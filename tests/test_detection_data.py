@@ -240,14 +240,30 @@ def test_boxes_stay_on_their_objects(seed: int) -> None:
     boxes, labels = torch.tensor([[box[1:]]]).float().expand(8, -1, -1), torch.ones(8, 1, dtype=torch.int64)
     seen = crops.cut(pixels, sizes, plans, WINDOW)
     moved, left = crops.move(boxes, labels, sizes, plans, WINDOW)
-    for image, found, label in zip(seen, moved[:, 0], left[:, 0].tolist(), strict=True):
+    assert (left >= 0).sum() >= 3
+    for image, found, label, plan in zip(seen, moved[:, 0], left[:, 0].tolist(), plans, strict=True):
         blue = colour_of(image, BLUE)
-        if label < 0:
+        if label < 0:  # there is little to be seen of it: a fourth, and half a pixel around
             assert found.tolist() == [0, 0, 0, 0]
+            assert blue.sum() < 0.25 * 80 * 50 * (plan[0] / 160) ** 2 + 130
             continue
         rows, columns = blue.any(1).nonzero(), blue.any(0).nonzero()
         where = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         assert found.tolist() == pytest.approx([float(edge) for edge in where], abs=1.01)
+
+
+@pytest.mark.parametrize("longer", [100, 128, 200, 280])
+def test_the_window_lies_on_the_image_or_the_image_in_the_window(longer: int) -> None:
+    """Along each side: no fill where the image is longer than the window, all of it where it is shorter."""
+    pixels, sizes = torch.full((64, 3, 90, 160), 255, dtype=torch.uint8), torch.tensor([[90, 160]] * 64)
+    plans = crops.draw_plans(64, (longer, longer), torch.Generator().manual_seed(0))
+    white = (crops.cut(pixels, sizes, plans, WINDOW) == 255).all(1)
+    for shown, side in ((white.any(1).sum(1), 160), (white.any(2).sum(1), 90)):
+        expected = min(WINDOW, side * longer / 160)
+        assert (shown - expected).abs().max() <= 1
+    if longer == 100:
+        first = white.any(1).int().argmax(1)
+        assert len(first.unique()) > 10, "it lies anywhere"
 
 
 def test_what_is_hardly_seen_is_dropped() -> None:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from ...experiments.detection.annotations import image_folder
-from ..style import INK, PALETTE, STYLE
+from ..style import PALETTE, STYLE
 from . import Columns, Drawing
 
 __all__ = ["seen_boxes"]
@@ -23,6 +23,7 @@ COLOURS = ("red", "blue", "green", "orange", "purple", "sky")
 """Of the categories, again from the first if there are more."""
 ROWS = ("none", "rotation")
 """Whose first seed is shown, if it is there; else that of the first row."""
+NAMES = {"true": "what is there", "none": "no noise"}
 
 
 def seen_boxes(recipe: str, records: Sequence[dict[str, Any]], data: Path | None = None) -> Drawing:
@@ -35,11 +36,12 @@ def seen_boxes(recipe: str, records: Sequence[dict[str, Any]], data: Path | None
     """
     first = {record["row"]: record for record in reversed(records)}  # of each row the first seed
     rows = [row for row in ROWS if row in first] or [records[0]["row"]]
+    seers = " and by ".join(NAMES.get(row, row) for row in rows)
     folder = None if data is None else image_folder(data, records[0]["config"]["test_split"])
     return Drawing(
         name=f"detections_{recipe}",
         title=f"Detections on {recipe}",
-        caption=f"Test images: true boxes above, then what was seen (score at least 0.3) by {' and by '.join(rows)}.",
+        caption=f"Test images: true boxes above, then what was seen (score at least 0.3) by {seers}.",
         compute=partial(_boxes, [first[row] for row in rows]),
         draw=partial(_draw, folder=folder),
     )
@@ -62,7 +64,7 @@ def _draw(columns: Columns, folder: Path | None) -> Figure:
     ]
     images = list(dict.fromkeys(line["image"] for line in lines))
     seers = list(dict.fromkeys(line["by"] for line in lines))
-    kinds = list(dict.fromkeys(line["category"] for line in lines if line["by"] == "true"))
+    kinds = list(dict.fromkeys(line["category"] for line in lines))
     colour = {kind: PALETTE[COLOURS[k % len(COLOURS)]] for k, kind in enumerate(kinds)}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(2.4 * max(len(images), 2), 1.9 * len(seers) + 0.5), layout="constrained")
@@ -74,9 +76,9 @@ def _draw(columns: Columns, folder: Path | None) -> Figure:
                 _background(axes, folder, mine[0])
                 for line in mine:
                     if line["by"] == seer:
-                        _outline(axes, line, colour.get(line["category"], INK))
+                        _outline(axes, line, colour[line["category"]])
                 if across == 0:
-                    axes.set_ylabel("what is there" if seer == "true" else str(seer))
+                    axes.set_ylabel(NAMES.get(seer, seer))
                 if down == 0:
                     axes.set_title(str(image), fontsize=7)
         handles = [Line2D([], [], color=colour[kind], label=str(kind)) for kind in kinds]
