@@ -67,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     images.add_argument("folder", type=Path, help="where to write them")
     images.add_argument("--splits", nargs="+", default=["train", "val"], help="only these splits")
     images.set_defaults(run=_images)
+    score = commands.add_parser("score", help="score detections that were made where pycocotools is absent")
+    score.add_argument("recipe")
+    score.add_argument("--data", type=Path, required=True, help="the data set; only its annotations are read")
+    score.add_argument("--out", type=Path, default=Path("results"), help="where the records are")
+    score.add_argument("--again", action="store_true", help="also records that have scores")
+    score.add_argument("--picture", type=Path, metavar="DIR", help="draw detections on test images there")
+    score.set_defaults(run=_score)
     figures = commands.add_parser("figures", help="write the figures of the theory and of records: SVG, PNG and CSV")
     figures.add_argument("names", nargs="*", help="only these; all if none is named")
     figures.add_argument("--out", type=Path, default=Path("out/figures"), help="where they go")
@@ -145,6 +152,22 @@ def _images(options: argparse.Namespace) -> int:
 
     for path in pack(options.data, options.folder, options.splits):
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from .experiments.detection.scoring import score_records
+
+    for path, scores in score_records(options.out, options.recipe, options.data, again=options.again).items():
+        print(f"{path}: {', '.join(f'{name} {value:.2f}' for name, value in scores.items())}")
+    if options.picture is not None:
+        from .experiments.results import read_records
+        from .report.gallery import write
+        from .report.gallery.detections import seen_boxes
+
+        records = read_records(options.out, options.recipe)
+        for picture in write([seen_boxes(options.recipe, records, options.data)], options.picture):
+            print(picture)
     return 0
 
 

@@ -112,8 +112,11 @@ class Job:
             **self.here,
             "machines": self.history["machines"],
         }
+        path = results.record_path(folder, self.config)
         try:
-            results.write_record(results.record_path(folder, self.config), self.config, measured)
+            for ending, content in self.run.files.items():
+                results.write_beside(path, ending, content)
+            results.write_record(path, self.config, measured)
         except OSError:
             results.save_checkpoint(self.checkpoint, self.config, state, self.history)
             raise

@@ -1,18 +1,19 @@
-"""Examples that cannot be used: named, counted by kind, and refused if there are too many of them."""
+"""What is wrong with single pieces of a data set: each is named, counted, and left out; too many are an error."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
-__all__ = ["Problem", "counts", "facts", "refuse_if_many"]
+__all__ = ["Problem", "counts", "facts", "refuse_if_many", "report"]
 
 MOST_BAD = 0.1
-"""If more of a split is bad than this, it is the data that are wrong, or the path, and not an example."""
+"""If more of a split is bad than this, it is the data set that is wrong, or the path, and not a piece of it."""
 NAMED = 50
-"""A record names so many of the examples that were left out; all are counted."""
+"""A record names so many of what was left out; all are counted."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Problem:
     message: str
 
 
-def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], what: str) -> None:
-    """An error if more than a tenth of a split is bad, or all of it; ``splits`` has that of every example."""
+def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str = "utterances") -> None:
+    """An error if more than a tenth of a split is bad, or all of it; ``splits`` has that of every one of ``things``."""
     bad: dict[str, list[Problem]] = {}
     for problem in problems:
         bad.setdefault(problem.split, []).append(problem)
@@ -34,7 +35,7 @@ def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], what: str
         mine = bad.get(split, [])
         if mine and len(mine) > MOST_BAD * total:
             raise ValueError(
-                f"{len(mine)} of {total} {what} of {split!r} cannot be used, more than one in ten "
+                f"{len(mine)} of {total} {things} of {split!r} cannot be used, more than one in ten "
                 f"({_listed(counts(mine))}); the first: {mine[0].message}"
             )
 
@@ -59,6 +60,15 @@ def facts(problems: Sequence[Problem]) -> dict[str, Any]:
         "skipped": {split: counts(problem for problem in problems if problem.split == split) for split in splits},
         "skipped_names": [f"{problem.split}/{problem.name}: {problem.reason}" for problem in problems][:NAMED],
     }
+
+
+def report(problem: Problem, out: TextIO | None = None) -> None:
+    """Say what is left out and why, on stderr if ``out`` is not given.
+
+    >>> report(Problem("train", "a.jpg", "missing image", "a.jpg is missing"), sys.stdout)
+    train, a.jpg is missing; it is left out
+    """
+    print(f"{problem.split}, {problem.message}; it is left out", file=sys.stderr if out is None else out)
 
 
 def _listed(found: dict[str, int]) -> str:

@@ -19,7 +19,17 @@ import torch
 
 from .config import Config
 
-__all__ = ["load_checkpoint", "machine", "missing", "read_records", "record_path", "save_checkpoint", "write_record"]
+__all__ = [
+    "amend_record",
+    "load_checkpoint",
+    "machine",
+    "missing",
+    "read_records",
+    "record_path",
+    "save_checkpoint",
+    "write_beside",
+    "write_record",
+]
 
 
 def record_path(folder: Path, config: Config) -> Path:
@@ -36,6 +46,19 @@ def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
     text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
     _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
+
+
+def write_beside(record: Path, ending: str, content: bytes) -> None:
+    """Write what a run leaves besides its record, under the record's name with another ending than ``.json``."""
+    _replace(record.with_suffix(ending), lambda temporary: temporary.write_bytes(content))
+
+
+def amend_record(path: Path, found: dict[str, Any]) -> None:
+    """Add to a record what was found out later, in front of its config."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    config = record.pop("config")
+    text = json.dumps({**record, **found, "config": config}, indent=1) + "\n"
+    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:

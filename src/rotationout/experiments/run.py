@@ -142,6 +142,11 @@ class Run(abc.ABC):
         return {}
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """What else a run leaves beside its record: contents by the endings that replace the record's ``.json``."""
+        return {}
+
+    @property
     def status(self) -> str:
         """The last scores in a few characters, for progress."""
         return " ".join(f"{name} {values[-1]:.4g}" for name, values in self.curves.items())

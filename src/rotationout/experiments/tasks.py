@@ -11,13 +11,14 @@ import torch
 
 from .classification import Classification, ClassificationConfig, load_images
 from .config import Config
+from .detection.config import DetectionConfig
 from .images.config import ImagesConfig
 from .images.training import ImageClassification, load_pictures
 from .run import Run
+from .speech.recognition import Recognition, SpeechConfig, load_speech
 
 if TYPE_CHECKING:
     from ..report.page import Table
-from .speech.recognition import Recognition, SpeechConfig, load_speech
 
 __all__ = ["TASKS", "Task", "maker"]
 
@@ -69,6 +70,24 @@ def _transcripts(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"- {line}" for line in transcripts(records))
 
 
+def _load_album(config: Any, data: Path, device: torch.device) -> Any:
+    from .detection.training import load_album  # torchvision takes its time to import, and may be absent
+
+    return load_album(config, data, device)
+
+
+def _detection(config: Any, album: Any, device: torch.device) -> Run:
+    from .detection.training import Detection
+
+    return Detection(config, album, device)
+
+
+def _table3(records: Sequence[dict[str, Any]]) -> Table:
+    from ..report.table3 import table3
+
+    return table3(records)
+
+
 TASKS: dict[type[Config], Task] = {
     ClassificationConfig: Task(
         title="image classification",
@@ -85,6 +104,14 @@ TASKS: dict[type[Config], Task] = {
         run=ImageClassification,
         table=_table2,
         data_fields=("size", "short_side", "held", "train_split", "test_split"),
+    ),
+    DetectionConfig: Task(
+        title="object detection",
+        data="a folder in COCO's layout, with annotations/instances_<split>.json and images",
+        load=_load_album,
+        run=_detection,
+        table=_table3,
+        data_fields=("train_split", "test_split", "crop", "held", "initialization", "backbone"),
     ),
     SpeechConfig: Task(
         title="speech recognition",

@@ -3,9 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from ..experiments.config import Config
-from . import cifar100, images, speech
+from . import cifar100, detection, images, speech
 
-__all__ = ["TABLES", "cifar100", "images", "speech"]
+__all__ = ["TABLES", "cifar100", "detection", "images", "speech"]
 
-TABLES: dict[str, Callable[[], Sequence[Config]]] = {**cifar100.TABLES, **images.TABLES, **speech.TABLES}
+TABLES: dict[str, Callable[[], Sequence[Config]]] = {
+    **cifar100.TABLES,
+    **images.TABLES,
+    **detection.TABLES,
+    **speech.TABLES,
+}
 """Every table by its name: the configs of its rows, all of one class."""

@@ -9,8 +9,8 @@ from typing import Any
 from ..experiments.records import Study
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
-from ..recipes import TABLES, images, speech
-from . import cifar100, digits, small_batch, speed, style, table2, table4
+from ..recipes import TABLES, detection, images, speech
+from . import cifar100, digits, small_batch, speed, style, table2, table3, table4
 from .curves import curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
@@ -86,10 +86,12 @@ def write(
 
 def _section_of(recipe: str) -> Callable[[str, Sequence[dict[str, Any]]], Section]:
     """What makes the part of the report that a recipe has."""
-    for tables, section in ((images.TABLES, table2.section), (speech.TABLES, table4.section)):
-        if recipe in tables:
-            return section
-    return _table
+    parts = (
+        (images.TABLES, table2.section),
+        (detection.TABLES, table3.section),
+        (speech.TABLES, table4.section),
+    )
+    return next((section for tables, section in parts if recipe in tables), _table)
 
 
 def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:

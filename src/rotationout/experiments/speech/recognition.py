@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ...registry import noise as make_noise
 from ...strength import check_choice, check_rate
-from .. import processes
+from .. import problems, processes
 from ..config import Config
-from ..problems import Problem, facts
+from ..problems import Problem
 from ..run import Run
 from .audio import FEATURES
 from .batches import Speech, bucketed, select, without_speakers
@@ -83,7 +83,7 @@ class Corpus:
     def facts(self) -> dict[str, Any]:
         """What a record says of it."""
         every = [*self.problems, *self.train.problems, *self.test.problems]
-        return {"train_utterances": len(self.train), "test_utterances": len(self.test), **facts(every)}
+        return {"train_utterances": len(self.train), "test_utterances": len(self.test), **problems.facts(every)}
 
 
 def load_speech(config: SpeechConfig, data: Path, device: torch.device) -> Corpus:

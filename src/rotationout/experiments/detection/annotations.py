@@ -1,0 +1,250 @@
+"""Images with boxes in COCO's layout (Lin et al. 2014): which there are, what is marked in them, and what is wrong.
+
+A data set has ``annotations/instances_<split>.json``, and its images in ``<split>/``, ``images/<split>/`` or
+``images/``, the first of these that is there.
+
+What is wrong with an annotation file itself is refused here. A single box or image that cannot be used is left out,
+reported by its name and counted; `rotationout.experiments.detection` has the table of what happens to what.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from ..problems import Problem, refuse_if_many, report
+
+__all__ = ["BoxError", "Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
+
+LEAST_SIDE = 1e-3
+"""Of a box, in pixels: what is smaller has no size."""
+
+
+Box = tuple[tuple[float, float, float, float], int]
+"""Left, top, right and bottom in pixels, and the label."""
+
+
+Images = dict[Any, dict[str, Any]]
+"""What an annotation file says of images, by their ids."""
+
+
+class BoxError(ValueError):
+    """A box that cannot be used; ``reason`` is what records count it under."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of a split that are there, and the boxes of all of them, one after the other.
+
+    Attributes:
+        name: of the split.
+        source: its annotation file.
+        ids: of the images, as the file has them.
+        paths: where they are.
+        sizes: height and width of each, (images, 2), int64.
+        boxes: left, top, right and bottom of every box, in pixels, (boxes, 4), fp32. Crowds are not among them.
+        labels: what each is of, a place in ``categories``, (boxes,), int64.
+        starts: where the boxes of each image begin, and at last where all end, (images + 1,), int64.
+        categories: the ids of what is to be found, in the order of their labels, and their names.
+        problems: what was left out.
+    """
+
+    name: str
+    source: Path
+    ids: list[int]
+    paths: list[Path]
+    sizes: Tensor
+    boxes: Tensor
+    labels: Tensor
+    starts: Tensor
+    categories: dict[int, str]
+    problems: list[Problem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def most(self) -> int:
+        """The boxes of the image that has most."""
+        return int(self.starts.diff().max())
+
+    def marked(self, index: int, most: int) -> tuple[Tensor, Tensor]:
+        """The boxes of an image, (most, 4), and their labels, (most,); behind the last one zeros, labelled −1."""
+        begin, end = self.starts[index : index + 2].tolist()
+        boxes, labels = torch.zeros(most, 4), torch.full((most,), -1)
+        boxes[: end - begin], labels[: end - begin] = self.boxes[begin:end], self.labels[begin:end]
+        return boxes, labels
+
+    def without(self, problems: dict[int, Problem]) -> Split:
+        """The split without images that turned out to be bad, by their places."""
+        kept = [index for index in range(len(self)) if index not in problems]
+        rows = [torch.arange(*self.starts[index : index + 2].tolist()) for index in kept]
+        chosen = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+        return Split(
+            self.name,
+            self.source,
+            [self.ids[index] for index in kept],
+            [self.paths[index] for index in kept],
+            self.sizes[kept],
+            self.boxes[chosen],
+            self.labels[chosen],
+            torch.tensor([0, *(len(row) for row in rows)]).cumsum(0),
+            self.categories,
+            [*self.problems, *problems.values()],
+        )
+
+
+def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> Split:
+    """The images of a split and their boxes; what cannot be used is reported on ``out``, stderr if not given."""
+    root = Path(folder)
+    source = root / "annotations" / f"instances_{split}.json"
+    images, annotations, categories = read_annotations(source)
+    place = image_folder(root, split)
+    boxes, bad_boxes = _read_boxes(split, source, images, annotations, categories)
+    bad_images = _bad_images(split, place, images, {image for image, _ in bad_boxes if not boxes.get(image)})
+    problems = [problem for _, problem in bad_boxes]
+    refuse_if_many(problems, [split] * len(annotations), "boxes")
+    refuse_if_many(bad_images.values(), [split] * len(images), "images")
+    problems += bad_images.values()
+    for problem in problems:
+        report(problem, out)
+    kept = [identity for identity in images if identity not in bad_images]
+    found = [box for identity in kept for box in boxes[identity]]
+    return Split(
+        split,
+        source,
+        kept,
+        [place / images[identity]["file_name"] for identity in kept],
+        torch.tensor([[images[identity][side] for side in ("height", "width")] for identity in kept]).view(-1, 2),
+        torch.tensor([corner for corner, _ in found], dtype=torch.float32).view(-1, 4),
+        torch.tensor([label for _, label in found], dtype=torch.int64),
+        torch.tensor([0, *(len(boxes[identity]) for identity in kept)]).cumsum(0),
+        categories,
+        problems,
+    )
+
+
+def _read_boxes(
+    split: str, source: Path, images: Images, annotations: list[dict[str, Any]], categories: dict[int, str]
+) -> tuple[dict[Any, list[Box]], list[tuple[Any, Problem]]]:
+    """The boxes of every image, and those that cannot be used with the images they are said to belong to."""
+    labels = {identity: label for label, identity in enumerate(categories)}
+    boxes: dict[Any, list[Box]] = {identity: [] for identity in images}
+    bad: list[tuple[Any, Problem]] = []
+    for number, annotation in enumerate(annotations):
+        try:
+            image, box = _usable(annotation, images, labels)
+        except BoxError as error:
+            image = annotation.get("image_id")
+            name = f"{images[image]['file_name'] if image in images else source.name}, box {number}"
+            bad.append((image, Problem(split, name, error.reason, f"{name}: {error}")))
+            continue
+        if not annotation.get("iscrowd"):
+            boxes[image].append(box)
+    return boxes, bad
+
+
+def _bad_images(split: str, place: Path, images: Images, spoilt: set[Any]) -> dict[Any, Problem]:
+    """Images that are missing, and those all of whose boxes were left out: they would teach that nothing is there."""
+    names = {path.name for path in place.iterdir()}  # one reading instead of a hundred thousand questions
+    bad: dict[Any, Problem] = {}
+    for identity, image in images.items():
+        file = image["file_name"]
+        if file not in names and not (place / file).is_file():
+            bad[identity] = Problem(split, file, "missing image", f"{place / file} is missing")
+        elif identity in spoilt:
+            bad[identity] = Problem(split, file, "no usable box", f"{file} has no box that can be used")
+    return bad
+
+
+def image_folder(root: Path, split: str) -> Path:
+    """Where the images of a split are."""
+    places = (root / split, root / "images" / split, root / "images")
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{root} has no images of {split!r}: they must be in {split}/, images/{split}/ or images/"
+        )
+    return found
+
+
+def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a box of COCO's (left, top, width, height), clipped to its image.
+
+    >>> corners([10, 20, 30, 40], 35, 100)
+    (10.0, 20.0, 35.0, 60.0)
+    """
+    numbers = isinstance(bbox, list) and len(bbox) == 4 and all(isinstance(v, int | float) for v in bbox)
+    if not numbers or not all(math.isfinite(value) for value in bbox):
+        raise BoxError("malformed box", f"bbox must be four numbers, got {bbox!r}")
+    x, y, w, h = map(float, bbox)
+    if min(w, h) < LEAST_SIDE:
+        raise BoxError("box without size", f"width and height of bbox must be positive, got {bbox!r}")
+    left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
+    if min(right - left, bottom - top) < LEAST_SIDE:
+        raise BoxError("box outside its image", f"bbox {bbox!r} lies outside the {width} × {height} image")
+    return left, top, right, bottom
+
+
+def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) -> tuple[Any, Box]:
+    """The image that an annotation belongs to, and its box with the label; an error if it is no good."""
+    image, category = annotation.get("image_id"), annotation.get("category_id")
+    if image not in images:
+        raise BoxError("annotation without image", f"there is no image {image!r}")
+    if category not in labels:
+        raise BoxError("unknown category", f"there is no category {category!r}")
+    return image, (corners(annotation.get("bbox"), images[image]["width"], images[image]["height"]), labels[category])
+
+
+def truth(source: Path) -> dict[str, Any]:
+    """What detections are scored against: the annotation file without the boxes that cannot be used, crowds included.
+
+    Boxes are as they are in the file, not clipped; ids are numbers from 1, as pycocotools wants them.
+    """
+    images, annotations, categories = read_annotations(source)
+    known = dict.fromkeys(categories, 0)
+    usable: list[dict[str, Any]] = []
+    for annotation in annotations:
+        try:
+            _usable(annotation, images, known)
+        except BoxError:
+            continue
+        _, _, width, height = annotation["bbox"]
+        named = {key: annotation[key] for key in ("image_id", "category_id", "bbox")}
+        more = {"area": annotation.get("area", width * height), "iscrowd": annotation.get("iscrowd", 0)}
+        usable.append({"id": len(usable) + 1, **named, **more})
+    kinds = [{"id": identity, "name": name} for identity, name in categories.items()]
+    return {"images": list(images.values()), "annotations": usable, "categories": kinds}
+
+
+def read_annotations(source: Path) -> tuple[Images, list[dict[str, Any]], dict[int, str]]:
+    """Images by their ids, annotations, and names of categories by their ids in order, as a file has them."""
+    if not source.is_file():
+        found = sorted(p.stem.removeprefix("instances_") for p in source.parent.glob("instances_*.json"))
+        there = f"it has {', '.join(found)}" if found else "a data set has annotations/instances_<split>.json"
+        raise FileNotFoundError(f"{source} does not exist; {there}")
+    try:
+        content = json.loads(source.read_text(encoding="utf-8"))
+        images = {image["id"]: image for image in content["images"]}
+        annotations: list[dict[str, Any]] = content["annotations"]
+        categories = {kind["id"]: str(kind["name"]) for kind in sorted(content["categories"], key=lambda k: k["id"])}
+        sound = all({"file_name", "width", "height"} <= image.keys() for image in images.values())
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{source} is not an annotation file of COCO's, with images, annotations and categories ({error!r})"
+        ) from error
+    if not sound or len(images) < len(content["images"]):
+        raise ValueError(f"{source}: every image must have an id of its own, a file_name, a width and a height")
+    if not images or not categories:
+        raise ValueError(f"{source} has {len(images)} images and {len(categories)} categories; it needs some of both")
+    return images, annotations, categories

@@ -1,0 +1,81 @@
+"""RetinaNet's loss (Lin et al. 2017) for padded boxes: shapes never change, and no device is waited for.
+
+It is what torchvision's `RetinaNet.compute_loss` computes image by image, with indices whose number depends on the
+data; here every anchor of every image has its target at once, and a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchvision.models.detection._utils import encode_boxes
+from torchvision.ops import box_iou, sigmoid_focal_loss
+
+__all__ = ["BETWEEN", "NOTHING", "detection_loss", "match"]
+
+OBJECT, BACKGROUND = 0.5, 0.4
+"""An anchor is an object's from this overlap on, nothing's below that; between them it is not asked."""
+NOTHING, BETWEEN = -1, -2
+
+
+@torch.no_grad()
+def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+    """For every anchor which box of its image it is to find, or `NOTHING`, or `BETWEEN`, (N, A).
+
+    An anchor belongs to the box it overlaps most; and so do, however little that is, those that a box overlaps most.
+
+    Args:
+        boxes: (N, G, 4).
+        labels: (N, G); negative where there is no box.
+        anchors: (A, 4).
+    """
+    images, most, _ = boxes.shape
+    overlaps = box_iou(boxes.reshape(-1, 4), anchors).view(images, most, -1)
+    overlaps = torch.where((labels >= 0).unsqueeze(2), overlaps, -1.0)
+    best, nearest = overlaps.max(1)
+    matched = nearest.masked_fill(best < OBJECT, BETWEEN).masked_fill(best < BACKGROUND, NOTHING)
+    peak = overlaps.amax(2, keepdim=True)
+    wanted = ((overlaps == peak) & (peak > 0)).any(1)
+    return torch.where(wanted, nearest, matched)
+
+
+def detection_loss(
+    logits: Tensor,
+    deltas: Tensor,
+    anchors: Tensor,
+    boxes: Tensor,
+    labels: Tensor,
+    *,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+) -> Tensor:
+    """Focal loss of the classes plus L1 loss of the boxes, each over the image's matched anchors, (N,).
+
+    As every image has its own divisor (at least 1), the mean of a batch is the mean of its parts: processes that share
+    a batch need not tell each other how many anchors they matched.
+
+    Args:
+        logits: of every class for every anchor, (N, A, K).
+        deltas: from anchors to boxes, as torchvision encodes them, (N, A, 4).
+        anchors: (A, 4).
+        boxes: (N, G, 4).
+        labels: (N, G); negative where there is no box.
+        alpha: the weight of objects; nothing has 1 − alpha.
+        gamma: how little counts what is told right.
+    """
+    images, count, classes = logits.shape
+    matched = match(boxes, labels, anchors)
+    found = matched >= 0
+    box = matched.clamp(min=0)
+    kind = labels.gather(1, box)
+    target = (kind.unsqueeze(2) == torch.arange(classes, device=logits.device)) & found.unsqueeze(2)
+    focal = sigmoid_focal_loss(logits, target.to(logits.dtype), alpha, gamma)
+    focal = focal.sum(2).masked_fill(matched == BETWEEN, 0).sum(1)
+
+    own = boxes.gather(1, box.unsqueeze(2).expand(-1, -1, 4))
+    every = anchors.expand(images, -1, -1)
+    own = torch.where(found.unsqueeze(2), own, every).view(-1, 4)  # where there is no box a target that has a logarithm
+    wanted = encode_boxes(own, every.reshape(-1, 4), anchors.new_ones(4)).view(images, count, 4)
+    distance = (deltas - wanted).abs().sum(2).masked_fill(~found, 0).sum(1)
+    total: Tensor = (focal + distance) / found.sum(1).clamp(min=1)
+    return total

@@ -1,0 +1,85 @@
+"""Table 3 from records: average precision over seeds, the paper's beside them, and what was seen in a few images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..recipes.detection import TABLES
+from .cells import by_row, significance, spread
+from .page import Section, Table
+
+__all__ = ["PAPER", "section", "table3"]
+
+TITLES = {
+    "bccd": "Table 3 on BCCD’s blood cells, which stand in for COCO",
+    "coco": "Table 3: COCO",
+}
+PAPER: dict[str, tuple[str, str, str]] = {
+    "none, ImageNet": ("36.5", "55.0", "39.1"),
+    "none": ("36.8", "54.6", "39.4"),
+    "dropout keep 0.9": ("37.9", "56.1", "40.6"),
+    "dropblock keep 0.9, block 5": ("38.4", "56.4", "41.2"),
+    "rotation, ImageNet": ("38.2", "56.2", "41.0"),
+    "rotation block, ImageNet": ("38.7", "56.6", "41.4"),
+}
+"""AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. How many runs they are of is not said."""
+MEASURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
+RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9, block 5"}
+"""What RotationOut is compared with: the noise of the same kind."""
+
+
+def table3(records: Sequence[dict[str, Any]]) -> Table:
+    """A table of the records of one recipe, rows in the paper's order; a dash where detections are not scored yet.
+
+    The paper's RotationOut starts from ImageNet's weights: where there is no such row its numbers stand beside ours
+    from drawn ones. The p-values are of Welch's two-sided t-test on AP: against no noise, and for RotationOut against
+    Dropout or DropBlock.
+    """
+    found = by_row(records)
+    order = [config.row for rows in TABLES.values() for config in rows()]
+    ordered = sorted(found, key=lambda row: order.index(row) if row in order else len(order))
+    lines = []
+    for row in ordered:
+        ours = [_scores(found[row], measure) for measure in MEASURES]
+        printed = PAPER.get(row, PAPER.get(f"{row}, ImageNet", ("–",) * 3))
+        base, rival = (_scores(found.get(name, []), "ap") for name in (_base(row), RIVALS.get(row, "")))
+        tests = [significance(ours[0], others) for others in (base, rival)]
+        cells = [cell for mine, theirs in zip(ours, printed, strict=True) for cell in (_cell(mine), theirs)]
+        lines.append([row, str(len(found[row])), *cells, *tests])
+    heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
+    return Table(["row", "runs", *heads, "p, none", "p, rival"], lines)
+
+
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that a recipe has."""
+    from .gallery.detections import seen_boxes
+    from .style import to_svg
+
+    first = records[0]
+    config = first["config"]
+    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
+    drawing = seen_boxes(recipe, records)
+    prose = [
+        f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
+        f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
+        f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
+        f"deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
+        "The paper’s numbers are of COCO, its RotationOut starts from ImageNet’s weights, and it does not say of how "
+        "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock.",
+    ]
+    figure = to_svg(drawing.draw(drawing.compute()))
+    return Section(TITLES.get(recipe, recipe), prose, table3(records), figure, drawing.caption)
+
+
+def _scores(runs: Sequence[dict[str, Any]], measure: str) -> list[float]:
+    return [run[measure] for run in runs if measure in run]
+
+
+def _cell(values: Sequence[float]) -> str:
+    return spread(values) if values else "–"
+
+
+def _base(row: str) -> str:
+    """The row without noise that has the same initial weights."""
+    return "" if row.startswith("none") else "none, ImageNet" if row.endswith(", ImageNet") else "none"

@@ -1,0 +1,346 @@
+"""Training runs of Table 3 on a few images: every row, records, going on, scoring later, what is left out."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.detection_album import edit, needs_bccd, needs_pycocotools, some_of_bccd, write_album
+from tests.test_speech import _one_thread as _one_thread  # a fixture
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from rotationout import cli
+from rotationout.experiments import results, sweep
+from rotationout.experiments.detection import scoring, training
+from rotationout.experiments.detection.config import DetectionConfig
+from rotationout.experiments.detection.training import Detection
+from rotationout.experiments.tasks import maker
+from rotationout.recipes import TABLES
+from rotationout.report import whole
+from rotationout.report.gallery import write
+from rotationout.report.gallery.detections import seen_boxes
+from rotationout.report.table3 import PAPER, section
+
+pytestmark = pytest.mark.usefixtures("_one_thread")
+CPU = torch.device("cpu")
+TINY: dict[str, Any] = {"backbone": "resnet18", "backbone_options": {"layers": [1, 1, 1, 1], "width": 16}}
+TINY |= {
+    "crop": 128,
+    "scales": (112, 160),
+    "precision": "fp32",
+    "warmup": 2,
+    "batch": 2,
+    "steps": 2,
+    "milestones": (1,),
+}
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Painted rectangles."""
+    return write_album(tmp_path_factory.mktemp("painted") / "album", {"train": 7, "test": 3})
+
+
+def config(row: str = "rotation block", **changes: Any) -> DetectionConfig:
+    (found,) = (found for found in TABLES["bccd"]() if found.row == row)
+    return found.replace(**{**TINY, "steps": 8, "milestones": (5,), "test_every": 1, **changes})
+
+
+def run_of(settings: DetectionConfig, album: Path) -> Detection:
+    made = maker(album, CPU)(settings)
+    assert isinstance(made, Detection)
+    return made
+
+
+@needs_bccd
+@pytest.mark.parametrize("table", ["bccd", "coco"])
+def test_every_row_of_every_table_runs(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a handful of BCCD's images, those of COCO's recipe in its layout and read on the way."""
+    monkeypatch.setattr("rotationout.experiments.detection.sources.WORKERS", 0)
+    names = ("train", "test") if table == "bccd" else ("train2017", "val2017")
+    root = some_of_bccd(tmp_path / "data", names=names)
+    torch.save(ResNet(BasicBlock, [1, 1, 1, 1]).state_dict(), root / "resnet18.pth")
+    odd = {"dropblock": (5, 3)}  # the last map has 4 × 4 places, and torchvision refuses to clip a block to that
+    rows = [row.replace(**TINY, block_sizes=odd.get(row.noise, row.block_sizes)) for row in TABLES[table]()]
+    assert sweep.sweep(rows, maker(root, CPU), folder=tmp_path, checkpoints=tmp_path / "kept", together=3) == []
+    records = results.read_records(tmp_path, table)
+    assert {record["row"] for record in records} == {row.row for row in rows}
+    for record in records:
+        assert record["epochs"] == len(record["test_loss_curve"]) == 1
+        assert 0.5 < record["test_loss"] < 20
+        assert record["skipped"] == {}
+        assert (record["train_images"], record["test_images"]) == (6, 3)
+        assert [shown["size"] for shown in record["shown"]] == [[480, 640]] * 3
+    page = section(table, records)
+    assert page.table is not None
+    assert [line[0] for line in page.table.rows] == [row.row for row in rows]
+    assert len(list((tmp_path / table).glob("*.detections.json.gz"))) == len(rows)
+
+
+def test_the_tables_are_the_papers() -> None:
+    bccd, coco = ({row.row: row for row in TABLES[name]()} for name in ("bccd", "coco"))
+    assert set(PAPER) <= set(coco)
+    for row in (*bccd.values(), *coco.values()):
+        assert (row.alpha, row.gamma, row.scales, row.crop) == (0.25, 1.5, (512, 768), 640)
+        assert (row.momentum, row.weight_decay, row.backbone) == (0.9, 1e-4, "resnet50")
+        assert DetectionConfig(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
+        epochs = 60 if row.recipe == "bccd" else 35
+        batches = (205 if row.recipe == "bccd" else 118_287) // row.batch
+        assert row.steps == epochs * batches
+        rates = [row.rate_at(int(row.steps * share)) / row.learning_rate for share in (0.5, 0.7, 0.9)]
+        assert rates == pytest.approx([1, 0.1, 0.01])
+    assert coco["none"].milestones == (20 * 1848, 28 * 1848)
+    assert {row.batch for row in coco.values()} == {64}
+    kinds = {name: (row.noise, row.p, row.block_sizes, row.initialization) for name, row in coco.items()}
+    assert kinds["dropblock keep 0.9, block 5"] == ("dropblock", 0.1, (5, 5), "random")
+    assert kinds["rotation block, ImageNet"] == ("rotation", 0.2, (7, 3), "imagenet")
+    assert list(bccd) == [
+        "none",
+        "dropout keep 0.9",
+        "dropblock keep 0.9, block 5",
+        "rotation",
+        "rotation block",
+    ]
+
+
+@pytest.mark.parametrize(("stop", "held"), [(1, True), (3, True), (7, True), (4, False)])
+def test_a_resumed_run_ends_bit_identical(stop: int, held: bool, album: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Stopped inside an epoch, at its end, and after the learning rate dropped."""
+    monkeypatch.setattr("rotationout.experiments.detection.sources.WORKERS", 0)
+    monkeypatch.setattr(training, "can_score", lambda: False)
+    settings = config(held=held, test_every=2)
+    whole_run, first, second = (run_of(settings, album) for _ in range(3))
+    while not whole_run.finished:
+        whole_run.advance()
+    for _ in range(stop):
+        first.advance()
+    path = tmp_path / "run.pt"
+    results.save_checkpoint(path, settings, first.state(), {})
+    second.restore(results.load_checkpoint(path, settings)[0])
+    while not second.finished:
+        torch.rand(7)  # what others draw does not matter
+        second.advance()
+    assert (second.losses, second.curves, second.facts) == (whole_run.losses, whole_run.curves, whole_run.facts)
+    assert second.files == whole_run.files
+    for mine, theirs in zip(second.network.state_dict().values(), whole_run.network.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@needs_pycocotools
+def test_two_images_are_learnt_by_heart(tmp_path: Path) -> None:
+    """Seen as they are trained on, and found again nearly all."""
+    root = write_album(tmp_path / "album", {"train": 2, "test": 1})
+    edit(
+        root,
+        "test",
+        lambda content: content.update(json.loads((root / "annotations/instances_train.json").read_text())),
+    )
+    changes = {"scales": (128, 128), "steps": 28, "milestones": (20,), "warmup": 5, "learning_rate": 0.02}
+    wide = {"layers": [1, 1, 1, 1], "width": 32}
+    run = run_of(config("none", **changes, test_every=100, backbone_options=wide), root)
+    while not run.finished:
+        run.advance()
+    assert run.losses[-1] < 0.5 * run.losses[0]
+    assert run.result["ap50"] > 90
+    assert f"AP50 {run.result['ap50']:.2f}" in run.summary
+
+
+@needs_pycocotools
+def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Once where pycocotools is, once as if it were not there; the records then say the same."""
+    monkeypatch.setattr(training, "SURE", 0.0)
+    common = ["--data", str(album), "--device", "cpu", "--checkpoints", str(tmp_path / "c")]
+    for name, value in (TINY | {"steps": 6, "batch": 2}).items():
+        text = (
+            json.dumps(value)
+            if isinstance(value, dict)
+            else ",".join(map(str, value))
+            if isinstance(value, tuple)
+            else str(value)
+        )
+        common += [f"--{name.replace('_', '-')}", text]
+
+    def surely_seen(_: Any, logits: torch.Tensor, *rest: Any) -> Any:
+        """Whatever the network says: the true boxes, one of them a little off."""
+        seen = []
+        for index in range(len(logits)):
+            boxes = run_boxes[index].clone()
+            boxes[1] += 3
+            seen.append({"boxes": boxes, "scores": torch.tensor([0.9, 0.8]), "labels": torch.tensor([0, 1])})
+        return seen
+
+    split = training.read_split(album, "test")
+    run_boxes = {index: split.marked(min(index, 2), 2)[0] for index in range(4)}
+    monkeypatch.setattr(training.Detector, "detect", surely_seen)
+    records = {}
+    for place, there in (("at once", True), ("later", False)):
+        monkeypatch.setattr(training, "can_score", lambda there=there: there)
+        out = ["--out", str(tmp_path / place)]
+        assert cli.main(["train", "bccd", "--row", "rotation", *common, *out]) == 0
+        (path,) = (tmp_path / place).rglob("*.json")
+        if not there:
+            assert "ap" not in json.loads(path.read_text())
+            assert cli.main(["table", path.parent.name, *out]) == 0
+            assert "| rotation | 1 | – | 38.2 | – | 56.2 | – | 41.0 | – | – |" in capsys.readouterr().out
+            score = ["score", path.parent.name, *out, "--data", str(album), "--picture", str(tmp_path / "figures")]
+            assert cli.main(score) == 0
+            printed = capsys.readouterr().out
+            assert f"{path}: ap " in printed
+            assert (tmp_path / "figures" / f"detections_{path.parent.name}.svg").is_file()
+            changed = path.stat().st_mtime_ns
+            assert cli.main(score) == 0
+            assert path.stat().st_mtime_ns == changed, "it is scored once"
+        records[place] = json.loads(path.read_text())
+    once, later = (records[place] for place in ("at once", "later"))
+    assert once["ap"] == later["ap"] > 20
+    assert (once["ap50"], once["ap75"]) == (later["ap50"], later["ap75"])
+    assert once["config"] == later["config"]
+    assert list(later)[-1] == "config"
+    path.with_suffix(scoring.SUFFIX).unlink()
+    assert cli.main([*score, "--again"]) == 1
+    assert "the detections of a run stay beside its record" in capsys.readouterr().err
+
+
+def test_scores_of_before_are_not_those_of_the_last_test(album: Path, monkeypatch: Any) -> None:
+    """A run that goes on where pycocotools is absent."""
+    run = run_of(config("none", steps=6), album)
+    monkeypatch.setattr(training, "can_score", lambda: True)
+    monkeypatch.setattr(training, "average_precision", lambda *_: {"ap": 1.0, "ap50": 2.0, "ap75": 3.0})
+    for _ in range(3):
+        run.advance()
+    assert run.result["ap50"] == 2
+    monkeypatch.setattr(training, "can_score", lambda: False)
+    while not run.finished:
+        run.advance()
+    assert list(run.result) == ["test_loss"]
+    assert "AP to be had by `rotationout score bccd`" in run.summary
+
+
+def test_what_is_left_out_is_in_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """A bad box, and an image that is found to be cut off in the middle of an epoch, which goes on."""
+    monkeypatch.setattr("rotationout.experiments.detection.sources.WORKERS", 0)
+    root = write_album(tmp_path / "album", {"train": 12, "test": 11})
+    edit(root, "train", lambda content: content["annotations"][4].update(bbox=[5, 5, 0, 9]))
+    for name in ("train_3.png", "test_0.png"):
+        path = root / "images" / name
+        path.write_bytes(path.read_bytes()[:2000])
+    found = {}
+    for held in (True, False):
+        settings = config("none", held=held, steps=6, seed=int(held))
+        assert sweep.sweep([settings], maker(root, CPU), folder=tmp_path, checkpoints=tmp_path / "c") == []
+        found[held] = json.loads(results.record_path(tmp_path, settings).read_text())
+    for held, record in found.items():
+        expected = {"train": {"box without size": 1, "damaged image": 1}, "test": {"damaged image": 1}}
+        assert record["skipped"] == expected
+        assert "train/train_3.png: damaged image" in record["skipped_names"]
+        assert (record["train_images"], record["test_images"]) == ((11, 10) if held else (12, 11))
+    said = capsys.readouterr().err
+    assert "train, train_2.png, box 4: width and height of bbox must be positive, got [5, 5, 0, 9]" in said
+    assert said.count("train_3.png cannot be read") == 2, "once for each run"
+
+
+def test_an_image_that_cannot_be_read_counts_for_nothing(album: Path) -> None:
+    run = run_of(config("none"), album)
+    run.begin_epoch()
+    run.take_batch(0)
+    first = run.usable.clone()
+    with torch.no_grad():
+        run.network.eval()
+        whole_loss, losses = run.batch_loss(), run._losses(*run._look())
+        run.usable[1] = 0
+        torch.testing.assert_close(run.batch_loss(), losses[0] / 2)
+    assert first.tolist() == [1, 1]
+    torch.testing.assert_close(whole_loss, losses.mean())
+
+
+def test_two_processes_see_what_one_sees(album: Path, tmp_path: Path) -> None:
+    """Each learns from half of every batch, with losses over its own anchors, and looks at some of the test images."""
+    command = ["train", "bccd", "--data", str(album), "--device", "cpu", "--steps", "3", "--batch", "4"]
+    command += ["--milestones", "2", "--warmup", "0", "--precision", "fp32", "--crop", "128", "--scales", "112,160"]
+    plain = {**TINY["backbone_options"], "head_norm": False}  # of two values on a 1 × 1 map it leaves but the sign
+    command += ["--backbone", "resnet18", "--backbone-options", json.dumps(plain)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    places = ["--out", str(tmp_path / "both"), "--checkpoints", str(tmp_path / "c")]
+    launched = subprocess.run(
+        [*torchrun, "-m", "rotationout.cli", *command, *places],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert cli.main([*command, "--out", str(tmp_path / "alone"), "--checkpoints", str(tmp_path / "c")]) == 0
+    both, alone = (json.loads(next((tmp_path / name).rglob("*.json")).read_text()) for name in ("both", "alone"))
+    assert (both["processes"], alone["processes"]) == (2, 1)
+    assert both["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
+    assert both["test_loss_curve"] == pytest.approx(alone["test_loss_curve"], rel=1e-3)
+    assert both["test_images"] == alone["test_images"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"crop": 100}, "crop must be a multiple of 128, got 100"),
+        ({"scales": (700, 600)}, "scales must be a least and a largest number of pixels"),
+        ({"alpha": 2.0}, "alpha must lie between 0 and 1"),
+        ({"backbone": "vgg"}, "backbone must be one of 'resnet18', 'resnet50'"),
+        ({"initialization": "coco"}, "initialization must be one of 'random', 'imagenet'"),
+        ({"block_sizes": (7,)}, "block_sizes must have one for each of 2 stages"),
+    ],
+)
+def test_configs_are_checked(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_data_that_do_not_fit_are_refused(album: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there are 7 training images, fewer than a batch of 8"):
+        run_of(config(batch=8), album)
+    with pytest.raises(FileNotFoundError, match=r"resnet18\.pth does not exist"):
+        run_of(config(initialization="imagenet"), album)
+    other = write_album(tmp_path / "album", {"train": 4, "test": 2})
+    edit(other, "test", lambda content: content["categories"][0].update(name="green"))
+    with pytest.raises(ValueError, match=r"instances_test\.json must have the categories of instances_train\.json"):
+        run_of(config(), other)
+
+
+def record(row: str, seed: int, ap: float) -> dict[str, Any]:
+    found = {c.row: c for c in TABLES["bccd"]()}[row].replace(seed=seed)
+    seen = [["RBC", 10, 12, 58, 60, 0.9], ["WBC", 200, 100, 380, 290, 0.7]]
+    shown = [{"name": f"{k}.jpg", "size": [480, 640], "true": [["RBC", 11, 11, 60, 60]], "seen": seen} for k in (1, 2)]
+    counted = {"train_images": 205, "test_images": 72, "train_boxes": 2804, "test_boxes": 945, "skipped": {}}
+    scores = {"ap": ap, "ap50": ap + 20, "ap75": ap + 2}
+    measured = {**scores, **counted, "shown": shown, "epochs": 60, "device": "a GPU"}
+    return {"recipe": "bccd", "row": row, "seed": seed, **measured, "config": dataclasses.asdict(found)}
+
+
+def test_a_table_and_a_picture_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {"none": [50.0, 50.2, 50.4], "dropout keep 0.9": [49.0, 49.5, 49.4], "rotation": [52.0, 52.3, 52.1]}
+    records = [record(row, seed, ap) for row, values in scores.items() for seed, ap in enumerate(values)]
+    (tmp_path / "bccd").mkdir()
+    for made in records:
+        (tmp_path / "bccd" / f"{made['row']}_{made['seed']}.json").write_text(json.dumps(made))
+    assert cli.main(["table", "bccd", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| none | 3 | 50.20 ± 0.20 | 36.8 | 70.20 ± 0.20 | 54.6 | 52.20 ± 0.20 | 39.4 | – | – |"
+    assert lines[4].startswith(
+        "| rotation | 3 | 52.13 ± 0.15 | 38.2 | 72.13 ± 0.15 | 56.2 | 54.13 ± 0.15 | 41.0 | < 0.001 | < 0.001 |"
+    )
+    drawing = seen_boxes("bccd", records)
+    columns = drawing.compute()
+    assert columns["by"] == ["true", "true", *["none"] * 4, *["rotation"] * 4]
+    write([drawing], tmp_path / "figures")
+    assert "what is there" in (tmp_path / "figures" / "detections_bccd.svg").read_text()
+    titles = {part.title: part for part in whole.sections(tmp_path, figures=False)}
+    part = titles["Table 3 on BCCD’s blood cells, which stand in for COCO"]
+    assert part.figure.startswith("<svg")
+    assert "205 images with 2,804 boxes" in part.prose[0]
+    assert "Table 3 (COCO)" in titles["What is not reproduced"].prose[0]
