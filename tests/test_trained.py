@@ -1,5 +1,6 @@
 """Tables and figures of trained networks, from records of small ones that were really trained."""
 
+import copy
 import csv
 import json
 import statistics
@@ -120,6 +121,19 @@ def test_the_table_of_repairs_is_that_of_the_records(results: Path, capsys: pyte
     assert lines["Dropout-b"][2] == f"{statistics.fmean(x for run in runs for x in run['trained']['r_mean']):.2f}"
     assert cli.main(["table", shift.RECIPE, "--out", str(results)]) == 0
     assert capsys.readouterr().out.strip() == table.markdown()
+
+
+def test_the_verdict_counts_what_is_clear(results: Path) -> None:
+    records = copy.deepcopy(read_records(results, shift.RECIPE))
+    for record in records:
+        states = record["variance_shift"]["states"]
+        for state, gain in (("trained", 0.0), ("divided", -1.0), ("corrected", 0.0), ("recalibrated", 2.0)):
+            states[state].update({} if "refused" in states[state] else {"top1": 50 + gain + 0.01 * record["seed"]})
+        states["divided"]["top1"] += record["seed"] * (record["row"] == "Dropout-b")  # −1 and 0: chance
+    said = shift.verdict(records)
+    assert "× keep rate: 0 gains and 2 losses in 3 forms; closed form: 0 gains and 0 losses in 2 forms" in said
+    assert said.endswith("taken again: 3 gains and 0 losses in 3 forms.")
+    assert "taken again: 0 gains and 0 losses in 3 forms" in shift.verdict([r for r in records if r["seed"] == 0])
 
 
 def test_the_table_of_coadaptation_is_that_of_the_records(results: Path) -> None:

@@ -14,7 +14,7 @@ from .cells import by_row, significance, spread
 from .curves import curves_figure
 from .page import Section, Table
 
-__all__ = ["RECIPE", "STATES", "coadaptation_table", "section", "table", "usable"]
+__all__ = ["RECIPE", "STATES", "coadaptation_table", "section", "table", "usable", "verdict"]
 
 RECIPE = "cifar100_resnet110_shift"
 STATES = {
@@ -24,6 +24,8 @@ STATES = {
     "recalibrated": "taken again",
 }
 """The states in which a trained network was measured, and what its running variances are in each."""
+CLEAR = 3.0
+"""A gain of so many standard errors is called one; there are a dozen of them."""
 
 
 def usable(records: Sequence[dict[str, Any]], study: str) -> dict[str, list[dict[str, Any]]]:
@@ -51,11 +53,28 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         states = [run["variance_shift"]["states"] for run in runs]
         mean = statistics.fmean(value for state in states for value in state["trained"]["r_mean"])
         largest = statistics.fmean(max(state["trained"]["r_max"]) for state in states)
-        gains = [_gain(states, repair) for repair in STATES if repair != "trained"]
+        gains = [_shown(_gain(states, repair)) for repair in STATES if repair != "trained"]
         accuracy = spread([state["trained"]["top1"] for state in states])
         lines.append([row, str(len(runs)), f"{mean:.2f}", f"{largest:.2f}", accuracy, *gains])
     labels = [label for state, label in STATES.items() if state != "trained"]
     return Table(["row", "runs", "r, mean", "r, largest", "as trained, %", *labels], lines)
+
+
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """Whether repairs help, in a sentence: for how many forms of noise each is clearly a gain, or a loss."""
+    parts = []
+    for repair, label in STATES.items():
+        gains = [
+            gain
+            for row, runs in usable(records, "variance_shift").items()
+            if row != "none"
+            and repair != "trained"
+            and (gain := _gain([run["variance_shift"]["states"] for run in runs], repair))
+        ]
+        clear = [mean > 0 for mean, error in gains if abs(mean) > CLEAR * error]  # never of one run
+        if gains:
+            parts.append(f"{label}: {sum(clear)} gains and {len(clear) - sum(clear)} losses in {len(gains)} forms")
+    return f"Test accuracy after a repair, by more than {CLEAR:g} standard errors. {'; '.join(parts)}."
 
 
 def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
@@ -92,13 +111,22 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         table(records),
         style.to_svg(curves_figure(records)),
         "Test accuracy after each epoch: mean over seeds, and their range.",
+        verdict(records),
     )
 
 
-def _gain(states: Sequence[dict[str, Any]], repair: str) -> str:
+def _gain(states: Sequence[dict[str, Any]], repair: str) -> tuple[float, float] | None:
+    """What a repair adds to accuracy: mean over runs and its standard error, NaN for one; None if it was refused."""
     gains = [state[repair]["top1"] - state["trained"]["top1"] for state in states if "top1" in state[repair]]
     if not gains:
-        return "–"
+        return None
     mean, sd = mean_sd(gains)
+    return mean, sd / math.sqrt(len(gains))
+
+
+def _shown(gain: tuple[float, float] | None) -> str:
+    if gain is None:
+        return "–"
+    mean, error = gain
     text = f"{mean:+.2f}".replace("-", "−")
-    return text if math.isnan(sd) else f"{text} ± {sd / math.sqrt(len(gains)):.2f}"
+    return text if math.isnan(error) else f"{text} ± {error:.2f}"
