@@ -9,7 +9,7 @@ from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
-from rotationout.recipes import TABLES
+from rotationout.recipes import TABLES, images
 from rotationout.report import digits, small_batch
 
 from .cells import RESULTS, markdown
@@ -86,10 +86,15 @@ def _small_batch() -> dict[str, str]:
 
 def _tables() -> dict[str, str]:
     """The paper's tables beside what is recorded of each, or a sentence that nothing is."""
-    found: dict[str, list[str]] = {"table1": [], "table4": []}
+    found: dict[str, list[str]] = {"table1": [], "table2": [], "table4": []}
     for name, configs in TABLES.items():
         records = [] if name == PROTOCOL else read_records(RESULTS, name)
         if records:
             table = TASKS[type(configs()[0])].table(records).markdown()
-            found["table1" if name.startswith("cifar100") else "table4"].append(f"`{name}`:\n\n{table}")
+            found[_number(name)].append(f"`{name}`:\n\n{table}")
     return {key: "\n\n".join(parts) or "No run of it is recorded yet." for key, parts in found.items()}
+
+
+def _number(recipe: str) -> str:
+    """Which of the paper's tables a recipe is of."""
+    return "table1" if recipe.startswith("cifar100") else "table2" if recipe in images.TABLES else "table4"
