@@ -10,7 +10,7 @@ from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
-from rotationout.recipes import TABLES, detection
+from rotationout.recipes import TABLES, cifar100, detection, images, speech
 from rotationout.report import digits, ghost, shift, small_batch
 from rotationout.report.page import Table
 
@@ -91,12 +91,13 @@ def _small_batch() -> dict[str, str]:
 
 def _tables() -> dict[str, str]:
     """The paper's tables beside what is recorded of each, or a sentence that nothing is."""
-    found: dict[str, list[str]] = {"table1": [], "table3": [], "table4": []}
+    recipes = {"table1": cifar100, "table2": images, "table3": detection, "table4": speech}
+    found: dict[str, list[str]] = {number: [] for number in recipes}
     for name, configs in TABLES.items():
         records = [] if name in ELSEWHERE else read_records(RESULTS, name)
         if records:
             table = TASKS[type(configs()[0])].table(records).markdown()
-            number = "table1" if name.startswith("cifar100") else "table3" if name in detection.TABLES else "table4"
+            number = next(number for number, module in recipes.items() if name in module.TABLES)
             found[number].append(f"`{name}`:\n\n{table}")
     return {key: "\n\n".join(parts) or NOTHING for key, parts in found.items()}
 
