@@ -77,8 +77,7 @@ def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert used
     for command, options in used:
-        with pytest.raises(SystemExit, match="0"):
-            main([command, "--help"])
+        assert main([command, "--help"]) == 0
         shown = capsys.readouterr().out
         assert all(option in shown for option in options), (command, options)
 

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
-from .command import attempt
-from .digits import load_data, positive_count
+from .command import attempt, positive_count
+from .digits import load_data
 from .records import mean_sd, surroundings
 
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
