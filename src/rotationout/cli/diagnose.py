@@ -58,10 +58,13 @@ def diagnose(
         rotationout diagnose my_project.models:build --data inputs.npy
         rotationout diagnose my_models:net --data my_data:loader --weights w.pt
     """
+    import torch
+
     from ..analysis import lint
     from ..experiments import processes
     from .loading import load_weights, model_of
 
+    torch.manual_seed(0)  # the same command gives the same numbers
     network = model_of(model)
     if weights is not None:
         load_weights(network, weights)
