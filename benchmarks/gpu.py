@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from triton.testing import do_bench
 
 import rotationout as ro
-from rotationout.bench import Noise, authors_formula, bytes_kept, gaussian_dropout
+from rotationout.bench import authors_formula, bytes_kept, gaussian_dropout
+from rotationout.bench.noises import Noise
 
 from .records import RESULTS, write
 

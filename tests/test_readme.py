@@ -1,13 +1,17 @@
 """The README says what the records say, its code runs, its links lead somewhere, and it is short."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from benchmarks.records import RESULTS
 from benchmarks.tables import gpu_table
 
+import rotationout as ro
 from rotationout.cli.app import COMMANDS
 from rotationout.experiments.records import Study
 from rotationout.report.digits import difference, percent
@@ -88,6 +92,25 @@ def test_links_lead_somewhere_and_commands_exist() -> None:
     named = set(re.findall(r"`rotationout (\w+)", README))
     assert named
     assert named <= COMMANDS.keys()
+
+
+def test_the_picture_shows_what_the_layers_do() -> None:
+    """Heights of its bars, to the tenth that is drawn: kept features double, pairs of one colour turn by one angle."""
+    picture = (ROOT / "docs" / "assets" / "rotationout.svg").read_text(encoding="utf-8")
+    bars = re.findall(r'<rect class="([nabcd]|ghost)" x="(\d+)" y="([\d.]+)" width="26" height="([\d.]+)"', picture)
+    before, after = (
+        {int(x): float(h) for _, x, y, h in bars if (float(y) + float(h) < 200) == top} for top in (True, False)
+    )
+    kinds = {int(x): kind for kind, x, y, h in bars if float(y) + float(h) > 200}
+    for x in [x for x, kind in kinds.items() if kind == "n"]:
+        assert after[x] == pytest.approx(2 * before[x]), "p = 0.5"
+    turned = [x for x, kind in kinds.items() if kind in "abcd"]
+    order = [[x for x in turned if kinds[x] == colour][place] for place in (0, 1) for colour in "abcd"]
+    pairs = torch.tensor([[before[x] for x in order[:4]], [before[x] for x in order[4:]]])
+    theta = math.atan((after[order[0]] - pairs[0, 0].item()) / pairs[1, 0].item())
+    rotation = ro.Rotation.from_permutation(list(range(8)), theta=theta)
+    expected = ro.functional.rotate(pairs.flatten(), rotation).tolist()
+    assert [after[x] for x in order] == pytest.approx(expected, abs=0.1)
 
 
 def test_it_is_read_in_half_a_minute_or_so() -> None:

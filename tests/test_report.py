@@ -52,6 +52,7 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_in_a_browser(folder: Path) -> None:
     """No errors on the console, figures and tables are there, and nothing to scroll sideways on a phone."""

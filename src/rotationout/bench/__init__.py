@@ -1,10 +1,9 @@
 """How fast noises are beside ``nn.Dropout`` on this machine: `compare`. ``rotationout bench`` prints it."""
 
-from .noises import Noise, authors_formula, gaussian_dropout, noises
+from .noises import authors_formula, gaussian_dropout, noises
 from .timing import bytes_kept, compare, record, time_side_by_side
 
 __all__ = [
-    "Noise",
     "authors_formula",
     "bytes_kept",
     "compare",
