@@ -15,9 +15,10 @@ __all__ = ["features"]
 
 def features(
     data: Annotated[
-        Path, typer.Argument(exists=True, help="A corpus with a manifest.tsv, or Kaldi's data directories.")
+        Path,
+        typer.Argument(metavar="DATA", exists=True, help="A corpus with a manifest.tsv, or Kaldi's data directories."),
     ],
-    file: Annotated[Path, typer.Argument(help="Where to write them.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write them.")],
     split: Annotated[
         list[str] | None, typer.Option("--split", metavar="NAME", help="Only this split; may be given again.")
     ] = None,

@@ -112,7 +112,7 @@ def sweep(
     """
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes, together)
     records, code = _run(recipe, row, _numbers(seeds), way, fields)
-    if json:
+    if json and records is not None:
         print_json(records)
     raise typer.Exit(code)
 
@@ -134,8 +134,8 @@ def _numbers(text: str) -> list[int]:
 
 def _run(
     recipe: str, rows: Sequence[str] | None, seeds: Sequence[int], way: Way, fields: dict[str, str | None]
-) -> tuple[list[dict[str, Any]], int]:
-    """Run what has no record; the records that there are then, and the exit code."""
+) -> tuple[list[dict[str, Any]] | None, int]:
+    """Run what has no record; the records that there are then, in the first process alone, and the exit code."""
     from ..experiments import processes
     from ..experiments.results import record_path
     from ..experiments.sweep import sweep as run_all
@@ -164,8 +164,8 @@ def _run(
             raise typer.Exit(INTERRUPTED) from None
     if left and first:
         say(f"{len(left)} runs are left; run the same command again to go on")
-    paths = [record_path(way.out, config) for config in configs if first and config not in left]
-    records = [json_format.loads(path.read_text(encoding="utf-8")) for path in paths]
+    paths = [record_path(way.out, config) for config in configs if config not in left]
+    records = [json_format.loads(path.read_text(encoding="utf-8")) for path in paths] if first else None
     # torchrun would take another code than 0 for a crash, and end processes that still write.
     return records, UNFINISHED if left and alone else 0
 

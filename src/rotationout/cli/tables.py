@@ -49,7 +49,9 @@ def rows(
 
 def table(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the records are.")] = Path("results"),
+    results: Annotated[Path, typer.Option("--results", "--out", metavar="DIR", help="Where the records are.")] = Path(
+        "results"
+    ),
     json: Json = False,
 ) -> None:
     """Print what the records of a table say, beside the paper's numbers.
@@ -66,9 +68,9 @@ def table(
 
     names = [name for name in TABLES if recipe == name or recipe.startswith(f"{name}_")]
     name = max(names, key=len) if names else chosen("TABLE", recipe, TABLES)
-    records = read_records(out, recipe)
+    records = read_records(results, recipe)
     if not records:
-        raise ValueError(f"there are no records of {recipe} in {out} yet; rotationout sweep {name} makes them")
+        raise ValueError(f"there are no records of {recipe} in {results} yet; rotationout sweep {name} makes them")
     task = TASKS[type(TABLES[name]()[0])]
     cells, notes = task.table(records), task.notes(records)
     if json:
