@@ -96,6 +96,7 @@ def test_what_commands_print_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 monkeypatch.syspath_prepend(str(tmp_path))
                 assert program == "rotationout"
                 assert main([*words, *(["--device", "cpu"] if words[0] == "diagnose" else [])]) == 0
+                sys.modules.pop(module)  # other tests have a module of that name
                 found, wanted = (text.replace("*", " *").split() for text in (capsys.readouterr().out, expected))
                 assert len(found) == len(wanted)
                 for one, other in zip(found, wanted, strict=True):

@@ -41,7 +41,7 @@ def compare(
         dtype: of the features.
 
     Returns:
-        A row for each noise: ``tensor``, ``noise``, ``ms``, and ``bytes_kept`` for backward.
+        A row for each noise, with ``tensor``, ``noise``, ``ms``, and ``bytes_kept`` for backward.
 
     >>> rows = compare((8, 16), rounds=2)
     >>> rows[0]["tensor"], rows[0]["noise"], rows[0]["ms"] > 0

@@ -47,7 +47,8 @@ def object_of(reference: str, option: str) -> Any:
         raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
     for part in path.split("."):
         if not hasattr(value, part):
-            near = difflib.get_close_matches(part, dir(value), n=1)
+            public = [name for name in dir(value) if not name.startswith("_")]
+            near = difflib.get_close_matches(part, public, n=1)
             misuse(f"{module_name} has no {path!r}" + (f"; did you mean {near[0]!r}?" if near else ""), option)
         value = getattr(value, part)
     return value
