@@ -95,10 +95,10 @@ def test_it_says_what_the_analysis_measures(here: Path, capsys: Any) -> None:
     layers = {layer["layer"]: layer for layer in found["coadaptation"]}
     assert list(layers) == ["0", "4"], "the last has one feature, and no other to go with"
     for name, seen in clean.items():
-        assert layers[name]["without_noise"] == pytest.approx(seen.value)
+        assert layers[name]["test"] == pytest.approx(seen.value)
         assert (layers[name]["features"], layers[name]["rows"]) == (seen.features, seen.rows)
-    assert layers["0"]["with_noise"] == pytest.approx(layers["0"]["without_noise"]), "it is before the noise"
-    assert layers["4"]["with_noise"] != pytest.approx(layers["4"]["without_noise"], rel=0.01)
+    assert layers["0"]["train"] == pytest.approx(layers["0"]["test"]), "it is before the noise"
+    assert layers["4"]["train"] != pytest.approx(layers["4"]["test"], rel=0.01)
 
 
 def test_tables_for_people(here: Path, capsys: Any) -> None:

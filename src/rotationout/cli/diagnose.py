@@ -47,7 +47,8 @@ def diagnose(
     """Say what noise does to your own model.
 
     The variance shift before every BatchNorm layer, the co-adaptation of what every linear and convolutional layer puts
-    out, without noise and with it, and lint: what is probably not meant. The model is not changed.
+    out, in testing mode and, with noise, in training mode, and lint: what is probably not meant. The model is not
+    changed. It should be trained, as testing mode uses its running statistics.
 
     The data should be as in training. An object of batches is a DataLoader, a list, or a function that returns one; a
     batch is a tensor, a tuple whose first entry is the input, or a mapping of keyword arguments. A file holds inputs,
@@ -70,11 +71,9 @@ def diagnose(
         load_weights(network, weights)
     with processes.joined(device) as place:
         network.to(place)
-        measured = None if data is None else _measure(network, data, batches, batch_size)
-        example = None if measured is None else measured.pop("example")
+        shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
         findings = lint(network, example)
     if json:
-        shift, layers = (None, None) if measured is None else (measured["shift"], measured["coadaptation"])
         print_json(
             {
                 "model": model,
@@ -84,15 +83,16 @@ def diagnose(
             }
         )
     else:
-        if measured is not None:
-            _show_shift(measured["shift"])
-            _show_coadaptation(measured["coadaptation"])
+        _show_shift(shift)
+        _show_coadaptation(layers)
         print(f"Lint\n\n{findings}")
     if strict and findings:
         raise typer.Exit(FAILED)
 
 
-def _measure(network: nn.Module, source: str, limit: int, size: int) -> dict[str, Any]:
+def _measure(
+    network: nn.Module, source: str, limit: int, size: int
+) -> tuple[VarianceShift | None, list[dict[str, Any]], Any]:
     """The variance shift, None without BatchNorm; co-adaptation by layer; and an input for lint."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -110,11 +110,11 @@ def _measure(network: nn.Module, source: str, limit: int, size: int) -> dict[str
         shift = variance_shift(network, found, limit=limit)
     else:
         say("the model has no BatchNorm layer, so there is no variance shift")
-    return {"shift": shift, "coadaptation": _coadaptation(network, found, limit), "example": _input(first[0], network)}
+    return shift, _coadaptation(network, found, limit), _input(first[0], network)
 
 
 def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> list[dict[str, Any]]:
-    """co(x) of what weight layers put out, without noise and with it."""
+    """co(x) of what weight layers put out, in testing mode and in training mode, with noise."""
     from torch.nn import Linear
     from torch.nn.modules.conv import _ConvNd
 
@@ -137,8 +137,8 @@ def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> lis
             "layer": name,
             "features": seen.features,
             "rows": seen.rows,
-            "without_noise": _value(seen),
-            "with_noise": _value(noisy[name]),
+            "test": _value(seen),
+            "train": _value(noisy[name]),
         }
         for name, seen in clean.items()
         if seen.rows > 1
@@ -168,10 +168,11 @@ def _show_shift(shift: VarianceShift | None) -> None:
         return
     head, *rows = map(list, shift.cells())
     show(Table(head, rows), "Variance shift before BatchNorm")
-    print("\nr: variance of the input, training / testing or the inverse, 1 is none; stored r: of running_var\n")
+    print("\nr: variance of the input, training / testing or the inverse; 1 is no shift")
+    print("stored r: the same of running_var\n")
 
 
-def _show_coadaptation(layers: list[dict[str, Any]]) -> None:
+def _show_coadaptation(layers: list[dict[str, Any]] | None) -> None:
     from ..report.page import Table
 
     if not layers:
@@ -180,9 +181,9 @@ def _show_coadaptation(layers: list[dict[str, Any]]) -> None:
     for layer in layers:
         scarce = layer["rows"] < ENOUGH_ROWS * layer["features"]
         few |= scarce
-        cells = ["–" if layer[key] is None else f"{layer[key]:.3g}" for key in ("without_noise", "with_noise")]
+        cells = ["–" if layer[key] is None else f"{layer[key]:.3g}" for key in ("test", "train")]
         rows.append([layer["layer"], str(layer["features"]), f"{layer['rows']}{'*' * scarce}", *cells])
-    show(Table(["layer", "features", "rows", "without noise", "with noise"], rows), "Co-adaptation of outputs")
+    show(Table(["layer", "features", "rows", "in testing", "in training"], rows), "Co-adaptation of outputs")
     note = (
         f"\n*: fewer than {ENOUGH_ROWS} rows a feature, which makes the value too high; give more data" if few else ""
     )
