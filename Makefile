@@ -17,12 +17,12 @@ test: export OMP_NUM_THREADS := 1
 .PHONY: run test lint types docs bench clean
 
 run: .venv/ready
-	$(BIN)/python -m rotationout.experiments.digits
+	$(BIN)/rotationout demo
 
 test: lint types .venv/ready .venv-core/ready
 	$(BIN)/python $(PYTEST)
 	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py
-	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/experiments/*' --ignore-glob='*/linear/*' --ignore-glob='*/report/*'
+	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/cli/*' --ignore-glob='*/experiments/*' --ignore-glob='*/linear/*' --ignore-glob='*/report/*'
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -36,7 +36,7 @@ docs: .venv/ready
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d out/doctrees docs out/docs
 
 bench: .venv/ready
-	$(BIN)/python -m benchmarks.ops
+	$(BIN)/rotationout bench
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

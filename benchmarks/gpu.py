@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from triton.testing import do_bench
 
 import rotationout as ro
+from rotationout.bench import authors_formula, bytes_kept, gaussian_dropout
+from rotationout.bench.noises import Noise
 
-from .noises import Noise, authors_formula, gaussian_dropout
-from .ops import bytes_kept
 from .records import RESULTS, write
 
 P = 0.2

@@ -17,9 +17,9 @@ import numpy as np
 import sklearn
 from sklearn.linear_model import Ridge, RidgeCV
 
+from rotationout.bench import time_side_by_side
 from rotationout.linear import DropoutRegressor, DropoutRegressorCV, RotationOutRegressor, RotationOutRegressorCV
 
-from .ops import time_side_by_side
 from .records import RESULTS, write
 
 FITS = [(100_000, 500), (20_000, 2000), (1000, 5000)]

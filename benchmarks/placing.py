@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18, resnet152
 
 import rotationout as ro
-
-from .ops import time_side_by_side
+from rotationout.bench import time_side_by_side
 
 P = 0.2
 STAGES = ["layer3", "layer4"]

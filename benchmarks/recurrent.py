@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from rotationout.bench import time_side_by_side
 from rotationout.nn import LockedDropout, NoisyLSTM, RotationOutSequence
 
-from .ops import time_side_by_side
 from .records import RESULTS, write
 
 P = 0.2

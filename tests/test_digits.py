@@ -3,16 +3,17 @@
 import json
 import re
 import statistics
-import sys
 
 import pytest
 import torch
+from tests.test_cli import said
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 pytest.importorskip("rich")
 
+from rotationout import cli
 from rotationout.experiments import digits
 from rotationout.experiments.records import Study
 
@@ -31,7 +32,7 @@ def one_thread():
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits") / "new" / "out"
     alone = ["--no-theory", "--results", str(folder / "none")]
-    assert digits.main(["--epochs", "2", "--seeds", "2", "--out", str(folder), *alone]) == 0
+    assert cli.main(["demo", "--epochs", "2", "--seeds", "2", "--out", str(folder), *alone]) == 0
     return folder
 
 
@@ -94,7 +95,7 @@ def test_a_seed_decides_everything(noise):
 
 def test_one_seed_has_no_error(tmp_path, capsys):
     alone = ["--no-theory", "--results", str(tmp_path / "none")]
-    assert digits.main(["--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path), *alone]) == 0
+    assert cli.main(["demo", "--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path), *alone]) == 0
     assert "single seed" in " ".join(capsys.readouterr().out.split())
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", (tmp_path / "index.html").read_text(encoding="utf-8"), flags=re.S)
 
@@ -106,33 +107,10 @@ def test_one_seed_has_no_error(tmp_path, capsys):
         (["--p", "0"], "no noise"),
         (["--p", "nan"], "must be in [0, 1)"),
         (["--p", "half"], "must be a number in (0, 1), got 'half'"),
-        (["--seeds", "0"], "at least 1"),
-        (["--epochs", "2.5"], "whole number"),
+        (["--seeds", "0"], "'--seeds'"),
+        (["--epochs", "2.5"], "'--epochs'"),
     ],
 )
 def test_bad_options(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        digits.main(arguments)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_out_that_is_a_file(tmp_path, capsys):
-    (tmp_path / "taken").write_text("")
-    assert digits.main(["--out", str(tmp_path / "taken")]) == 2
-    assert "choose another folder with --out" in capsys.readouterr().err
-
-
-def test_interrupt(tmp_path, monkeypatch, capsys):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(digits, "train", interrupted)
-    assert digits.main(["--out", str(tmp_path)]) == 130
-    assert "Interrupted" in capsys.readouterr().err
-
-
-def test_missing_extra_names_the_remedy(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert digits.main(["--out", str(tmp_path)]) == 1
-    assert "pip install 'rotationout[demo]'" in capsys.readouterr().err
+    assert cli.main(["demo", *arguments]) == 2
+    assert message in said(capsys)

@@ -1,66 +1,67 @@
-"""The README says what the records say, and its code runs."""
+"""The README says what the records say, its code runs, its links lead somewhere, and it is short."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from benchmarks.records import RESULTS
-from benchmarks.tables import cpu_table, gpu_table
+from benchmarks.tables import gpu_table
 
+import rotationout as ro
+from rotationout.cli.app import COMMANDS
 from rotationout.experiments.records import Study
 from rotationout.report.digits import difference, percent
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXT = " ".join(README.split())
 
 
-def test_speed_tables_are_those_of_the_records() -> None:
-    assert gpu_table() in README
-    assert cpu_table() in README
-
-
-def record(name: str) -> list[dict[str, Any]]:
+def rows(name: str) -> list[dict[str, Any]]:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]
 
 
-def test_figures_in_the_text_are_those_of_the_records() -> None:
-    steps = {row["noise"]: row["step_ms"][0] for row in record("models_nvidia-h200_torch-2.11.0.json")[:5]}
+def by_tensor(name: str) -> list[dict[str, dict[str, Any]]]:
+    """For every tensor the rows of its noises."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows(name):
+        found.setdefault(row["tensor"], {})[row["noise"]] = row
+    return list(found.values())
+
+
+def span(values: list[float], digits: int) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def test_the_speed_table_is_that_of_the_record() -> None:
+    assert gpu_table() in README
+
+
+def test_numbers_in_the_text_are_those_of_the_records() -> None:
+    large = [noises for noises in by_tensor("ops_nvidia-h200_torch-2.11.0.json") if "both_us" in noises["nn.Dropout"]]
+    ours = [noises.get("structured per example", noises["structured per row"]) for noises in large]
+    kept = span([row["bytes_kept"] / 1e6 for row in ours], 1)
+    dropped = span([noises["nn.Dropout"]["bytes_kept"] / 1e6 for noises in large], 0)
+    assert f"a layer keeps {kept} MB where `nn.Dropout` keeps {dropped}." in TEXT
+
+    small = by_tensor("ops_cpu_torch-2.11.0.json")
+    plain, centred = (
+        span([noises[f"RotationOut, {form}"]["ms"] / noises["nn.Dropout"]["ms"] for noises in small], 2)
+        for form in ("un-centred", "batch-centred")
+    )
+    assert f"it takes {plain} of Dropout's time un-centred, {centred} about the batch mean" in TEXT
+
+    steps = {row["noise"]: row["step_ms"][0] for row in rows("models_nvidia-h200_torch-2.11.0.json")[:5]}
     structured, default, dropout = (
-        f"{100 * (steps[name] / steps['none'] - 1):.1f} %"
+        f"{100 * (steps[name] / steps['none'] - 1):.1f}"
         for name in ("un-centred, structured", "RotationOut (default)", "nn.Dropout")
     )
-    text = " ".join(README.split())
-    assert f"takes {structured} longer than without noise if un-centred and structured" in text
-    assert f"structured, {default} with the default, {dropout} with `nn.Dropout`" in text
-
-    calls: dict[str, dict[str, float]] = {}
-    for row in record("ops_nvidia-h200_torch-2.11.0.json"):
-        if "both_us" in row:
-            calls.setdefault(row["tensor"], {})[row["noise"]] = row["both_us"][0]
-    ratios: dict[str, list[float]] = {"float32": [], "bfloat16": []}
-    for tensor, times in calls.items():
-        ours = times.get("structured per example", times["structured per row"])
-        ratios[tensor.split()[0]].append(ours / times["nn.Dropout"])
-    single, half = (f"{min(found):.2f} to {max(found):.2f}" for found in ratios.values())
-    assert f"takes {single} of Dropout's time on the fp32 tensors above, {half} on the bf16 ones" in text
-
-    assert f"takes {recurrent_ratios('cpu')} of the time of four `nn.LSTM`" in text
-    assert f"fp32 and fp16, padded and packed) {recurrent_ratios('nvidia-h200')}, cuDNN in every layer" in text
-
-
-def recurrent_ratios(device: str) -> str:
-    rows = record(f"recurrent_{device}_torch-2.11.0.json")
-    base = {row["input"]: row["ms"] for row in rows if row["network"] == "nn.LSTMs, nn.Dropout"}
-    noisy = [row["ms"] / base[row["input"]] for row in rows if re.search("Rotation|Locked", row["network"])]
-    assert device == "cpu" or all(row["cudnn_calls"] == row["layers"] for row in rows)
-    return f"{min(noisy):.2f} to {max(noisy):.2f}"
-
-
-def test_the_code_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len(blocks) == 5
-    exec(compile("\n".join(blocks), "README.md", "exec"), {})
+    said = f"takes {structured} to {default} % longer than without noise, {dropout} % with `nn.Dropout`"
+    assert f"a training step of ResNet-50 {said}" in TEXT
 
 
 def test_accuracies_are_those_of_the_record() -> None:
@@ -68,3 +69,49 @@ def test_accuracies_are_those_of_the_record() -> None:
     for noise, label in {"none": "none", "dropout": "Dropout", "rotationout": "RotationOut"}.items():
         assert f"| {label} | {percent([run.test_accuracy for run in study.select(noise)])} |" in README
     assert f"RotationOut − Dropout is {difference(study)} " in README
+    examples = (study.settings["train_examples"], f"{study.settings['test_examples']:,}")
+    assert "{} handwritten digits to learn from, {} to test on".format(*examples) in TEXT
+    for p in study.rates:  # "likewise at p = …"
+        mean, error = study.paired_difference("rotationout", "dropout", p)
+        assert mean + error < 0
+        assert f"{p:g}" in TEXT.partition("likewise at")[2][:40] or p == study.p
+
+
+def test_the_code_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_links_lead_somewhere_and_commands_exist() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert len(links) > 15
+    assert not [link for link in links if not (ROOT / link.partition("#")[0]).exists()]
+    assert (ROOT / "docs" / "assets" / "rotationout.svg").stat().st_size < 200_000
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{target}:" in makefile for target in re.findall(r"^make (\w+)", README, flags=re.M))
+    named = set(re.findall(r"`rotationout (\w+)", README))
+    assert named
+    assert named <= COMMANDS.keys()
+
+
+def test_the_picture_shows_what_the_layers_do() -> None:
+    """Heights of its bars, to the tenth that is drawn: kept features double, pairs of one colour turn by one angle."""
+    picture = (ROOT / "docs" / "assets" / "rotationout.svg").read_text(encoding="utf-8")
+    bars = re.findall(r'<rect class="([nabcd]|ghost)" x="(\d+)" y="([\d.]+)" width="26" height="([\d.]+)"', picture)
+    before, after = (
+        {int(x): float(h) for _, x, y, h in bars if (float(y) + float(h) < 200) == top} for top in (True, False)
+    )
+    kinds = {int(x): kind for kind, x, y, h in bars if float(y) + float(h) > 200}
+    for x in [x for x, kind in kinds.items() if kind == "n"]:
+        assert after[x] == pytest.approx(2 * before[x]), "p = 0.5"
+    turned = [x for x, kind in kinds.items() if kind in "abcd"]
+    order = [[x for x in turned if kinds[x] == colour][place] for place in (0, 1) for colour in "abcd"]
+    pairs = torch.tensor([[before[x] for x in order[:4]], [before[x] for x in order[4:]]])
+    theta = math.atan((after[order[0]] - pairs[0, 0].item()) / pairs[1, 0].item())
+    rotation = ro.Rotation.from_permutation(list(range(8)), theta=theta)
+    expected = ro.functional.rotate(pairs.flatten(), rotation).tolist()
+    assert [after[x] for x in order] == pytest.approx(expected, abs=0.1)
+
+
+def test_it_is_read_in_half_a_minute_or_so() -> None:
+    assert len(README.splitlines()) <= 100

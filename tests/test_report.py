@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.test_cli import said
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -51,6 +52,7 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_in_a_browser(folder: Path) -> None:
     """No errors on the console, figures and tables are there, and nothing to scroll sideways on a phone."""
@@ -82,8 +84,8 @@ def test_figures_are_written_with_their_data(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["figures", "coadaptation_factor", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "coadaptation_factor.svg")]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".png", ".svg"]
-    assert cli.main(["figures", "coadaptation", "--out", str(tmp_path)]) == 1
-    assert "did you mean 'coadaptation_factor'?" in capsys.readouterr().err
+    assert cli.main(["figures", "coadaptation", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'coadaptation_factor'?" in said(capsys)
 
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

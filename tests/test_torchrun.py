@@ -48,7 +48,7 @@ FIELDS = [
 
 def arguments(folder: Path, name: str) -> list[str]:
     places = ["--data", str(folder), "--out", str(folder / name), "--checkpoints", str(folder / f"{name}_kept")]
-    return ["sweep", TABLE, "--rows", *ROWS, "--seeds", "0", *places, *FIELDS]
+    return ["sweep", TABLE, *(word for row in ROWS for word in ("--row", row)), "--seeds", "0", *places, *FIELDS]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.test_cifar import images, write_cifar
+from tests.test_cli import said
 
 import rotationout as ro
 from rotationout import cli
@@ -366,11 +367,11 @@ def test_the_command_runs_a_row_and_says_what_is_wrong(
     for wrong, message in (
         (["train", "cifar100_resnet11_authors", *common], "did you mean 'cifar100_resnet110_authors'?"),
         (["train", TABLE, "--row", "dropout 0.9", *common], "did you mean 'dropout keep 0.9'?"),
-        (["train", TABLE, "--steps", "many", *common], "--steps must be int, for instance 100, got 'many'"),
-        (["train", TABLE, "--noise-options", "[1]", *common], "--noise-options must be dict"),
+        (["train", TABLE, "--steps", "many", *common], "'--steps': must be int, for instance 100, got 'many'"),
+        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be dict"),
     ):
-        assert cli.main(wrong) == 1
-        assert message in capsys.readouterr().err
+        assert cli.main(wrong) == 2
+        assert message in said(capsys)
     assert cli.main(["rows", TABLE]) == 0
     assert "rotation structured sigma 0.816" in capsys.readouterr().out
 
@@ -395,4 +396,4 @@ def test_tables_come_from_records_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert "| 72.13 ± 0.15 * | 74.14 ± 0.11 | 72.38 ± 0.15 * | 74.35 ± 0.13 | < 0.001 | 0.004 |" in rotation
     assert "| 1 | 69.00 | 71.83 ± 0.35" not in lines["rotation structured sigma 0.816"], "that form is not the paper's"
     assert cli.main(["table", "cifar100_wrn28_10_paper", "--out", str(tmp_path)]) == 1
-    assert "there are no records of this recipe yet" in capsys.readouterr().err
+    assert "there are no records of cifar100_wrn28_10_paper in" in capsys.readouterr().err

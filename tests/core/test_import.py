@@ -18,3 +18,20 @@ for layer, shape in ((ro.RotationOut(0.5), (8, 32)), (ro.RotationOut2d(0.5), (4,
 
 def test_the_core_imports_and_trains_with_torch_alone() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], check=True)
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    """Every public one can be had; others are refused as by any module; torch waits for the first."""
+    script = """
+import sys
+import rotationout as ro
+assert "torch" not in sys.modules
+assert set(ro.__all__) <= set(dir(ro))
+assert ro.strength.convert(0.5, "gaussian_tan", "dropout") == 0.2
+assert "torch" not in sys.modules, "the strengths need no torch"
+assert all(getattr(ro, name) is not None for name in ro.__all__)
+assert set(ro.__all__) == set(ro._MODULES) | set(ro._HOMES)
+assert ro.RotationOut is ro.nn.RotationOut is vars(ro)["RotationOut"]
+assert not hasattr(ro, "nothing")
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)

@@ -4,11 +4,11 @@
 noises for instance, is made here too.
 """
 
-from . import accuracy, computed, costs, speed
+from . import accuracy, commands, computed, costs, speed
 
 __all__ = ["substitutions"]
 
 
 def substitutions() -> dict[str, str]:
     """All of them by name."""
-    return {name: text for part in (computed, accuracy, costs, speed) for name, text in part.texts().items()}
+    return {name: text for part in (computed, accuracy, commands, costs, speed) for name, text in part.texts().items()}

@@ -29,13 +29,14 @@ def _layers() -> dict[str, str]:
     by_tensor: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_tensor.setdefault(row["tensor"], {})[row["noise"]] = row
-    structured, authors, kept, dropped, of_copy = [], [], [], [], []
+    structured, authors, kept, dropped, of_copy, called = [], [], [], [], [], []
     for noises in by_tensor.values():
         base = noises["nn.Dropout"]
         ours = noises.get("structured per example", noises["structured per row"])
         structured.append(ours["captured_us"][0] / base["captured_us"][0])
         authors.append(noises["authors' formula"]["captured_us"][0] / base["captured_us"][0])
         of_copy.append(2 * base["copy_us"][0] / ours["captured_us"][0])
+        called.append(ours["both_us"][0] / base["both_us"][0])
         kept.append(ours["bytes_kept"] / 1e6)
         dropped.append(base["bytes_kept"] / 1e6)
     nchw = by_tensor["float32 (256, 256, 56, 56)"]
@@ -44,6 +45,7 @@ def _layers() -> dict[str, str]:
         "gpu_table": gpu_table(),
         "cpu_table": cpu_table(),
         "gpu_structured": _range(structured),
+        "gpu_called": _range(called),
         "gpu_authors": _range(authors, 0),
         "gpu_of_copy": _range([100 * value for value in of_copy], 0),
         "gpu_kept": _range(kept, 1),

@@ -83,13 +83,17 @@ class VarianceShift:
         raise KeyError(f"no BatchNorm layer {name!r} was called; there are {[layer.name for layer in self.layers]}")
 
     def __str__(self) -> str:
-        head = ("layer", "channels", "r mean", "r max", "stored r mean", "stored r max")
-        rows = [head, *map(_cells, self.layers)]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+        rows = self.cells()
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         first, *others = widths
         lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
         note = "r = max(train / test, test / train) of the variance of the input; stored r: of running_var / test"
         return "\n".join([*lines, note])
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The table as text: its head, then a row for every layer."""
+        head = ("layer", "channels", "r mean", "r max", "stored r mean", "stored r max")
+        return [head, *map(_cells, self.layers)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON: per layer the variances of every channel, and mean and maximum of r."""

@@ -1,12 +1,13 @@
-"""What the commands of small studies share: a folder to write to, and trouble told in a line."""
+"""What studies with a command of their own share: numbers read, a folder to write to, trouble told in a line."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["attempt"]
+__all__ = ["attempt", "positive_count"]
 
 
 def attempt(out: Path, work: Callable[[], None]) -> int:
@@ -28,3 +29,14 @@ def attempt(out: Path, work: Callable[[], None]) -> int:
         print("Interrupted: nothing written.", file=sys.stderr)
         return 130
     return 0
+
+
+def positive_count(text: str) -> int:
+    """A whole number of at least 1 from the command line.
+
+    >>> positive_count("3")
+    3
+    """
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)

@@ -1,6 +1,6 @@
 """Train a small network on few handwritten digits with no noise, Dropout and RotationOut of equal strength.
 
-    python -m rotationout.experiments.digits
+    rotationout demo
 
 The data are scikit-learn's 1,797 bundled digits: 200 to train on, the rest to test. A network with two hidden layers
 can fit the 200 exactly, so what is compared is how it generalizes. Seed by seed the three share the split, the initial
@@ -13,22 +13,17 @@ training example and leaves room for Dropout to help; RotationOut was run in two
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..nn import RotationOut
-from ..strength import check_rate
-from .command import attempt
 from .records import LABELS, Record, Study, surroundings
 
-__all__ = ["NOISES", "build_model", "main", "train"]
+__all__ = ["NOISES", "build_model", "run", "train"]
 
 NOISES: dict[str, Callable[[float], nn.Module]] = {
     "none": lambda p: nn.Identity(),
@@ -116,6 +111,7 @@ def plan(p: float, seeds: int) -> Iterator[tuple[str, float, int]]:
 
 def run(p: float = P, seeds: int = SEEDS, epochs: int = EPOCHS) -> Study:
     """All runs, with a progress bar."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     data = load_data()
@@ -131,7 +127,7 @@ def run(p: float = P, seeds: int = SEEDS, epochs: int = EPOCHS) -> Study:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are small: more threads wait for each other longer than they compute
     try:
-        with Progress(*columns) as progress:
+        with Progress(*columns, console=Console(stderr=True)) as progress:
             task = progress.add_task("", total=len(runs), last="")
             for noise, rate, seed in runs:
                 strength = f" p = {rate:g}" if noise != "none" else ""
@@ -152,68 +148,3 @@ def run(p: float = P, seeds: int = SEEDS, epochs: int = EPOCHS) -> Study:
         **surroundings(),
     }
     return Study(p, settings, records)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, or exit code 2 and a message that says what would be right."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rotationout.experiments.digits",
-        description="Compare no noise, Dropout and RotationOut of equal strength on few handwritten digits.",
-    )
-    parser.add_argument("--seeds", type=positive_count, default=SEEDS, help="runs per row (default: %(default)s)")
-    parser.add_argument(
-        "--epochs", type=positive_count, default=EPOCHS, help="passes over the data (default: %(default)s)"
-    )
-    parser.add_argument("--p", type=_rate, default=P, help="drop probability, of both noises (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where results go (default: %(default)s/)")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        help="other records for the page (default: %(default)s/)",
-    )
-    parser.add_argument("--no-theory", action="store_true", help="leave the figures of the theory off the page")
-    return parser.parse_args(arguments)
-
-
-def positive_count(text: str) -> int:
-    """A whole number of at least 1 from the command line."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = check_rate(float(text), name="--p")
-    except ValueError as error:
-        message = str(error) if "--p" in str(error) else f"must be a number in (0, 1), got {text!r}"
-        raise argparse.ArgumentTypeError(message) from None
-    if rate == 0.0:
-        raise argparse.ArgumentTypeError("0 would compare no noise with no noise; give a number in (0, 1)")
-    return rate
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the study, print its table and write its page. Returns the exit code."""
-    options = parse(arguments)
-    return attempt(options.out, lambda: _run_and_show(options))
-
-
-def _run_and_show(options: argparse.Namespace) -> None:
-    import sklearn.datasets  # noqa: F401  # before the work, not after it
-    from rich.console import Console
-
-    from ..report import digits as report
-    from ..report import whole
-
-    study = run(options.p, options.seeds, options.epochs)
-    study.save(options.out / "digits.json")
-    report.write(study, options.out)
-    report.show(study, Console())
-    page = whole.write(options.out, options.results, demo=study, figures=not options.no_theory)
-    print(f"Open {page}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -63,8 +63,19 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
     """All records of a recipe, ordered by row and seed."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / recipe).glob("*.json")]
+    records = [_read(path) for path in (folder / recipe).glob("*.json")]
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A record; one that is none is an error that names the file."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
+    if not isinstance(record, dict) or not {"row", "seed", "config"} <= record.keys():
+        raise ValueError(f"{path} is not the record of a run: it must have a row, a seed and a config")
+    return record
 
 
 def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: dict[str, Any]) -> None:

@@ -34,8 +34,8 @@ from torch.nn import functional as F
 
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
 from . import norms
-from .command import attempt
-from .digits import load_data, positive_count
+from .command import attempt, positive_count
+from .digits import load_data
 from .norms import average_statistics
 from .records import mean_sd, surroundings
 

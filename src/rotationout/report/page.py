@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 __all__ = ["Section", "Table", "render"]
 
 
@@ -50,6 +48,8 @@ class Section:
 
 def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> str:
     """The page as HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # tables on a terminal do without
+
     environment = Environment(
         loader=PackageLoader("rotationout.report", ""),
         autoescape=True,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import rotationout as ro
+from .. import strength
+from ..nn import RotationOut, RotationOut2d
 
 __all__ = ["Noise", "authors_formula", "gaussian_dropout", "noises"]
 
@@ -15,8 +16,12 @@ Noise = Callable[[Tensor], Tensor]
 
 
 def gaussian_dropout(p: float) -> Noise:
-    """Multiply by 1 + σ ε with σ² = p / (1 − p)."""
-    sigma = ro.strength.convert(p, "dropout", "gaussian")
+    """Multiply by 1 + σ ε with σ² = p / (1 − p).
+
+    >>> gaussian_dropout(0.2)(torch.zeros(2))
+    tensor([0., 0.])
+    """
+    sigma = strength.convert(p, "dropout", "gaussian")
     return lambda x: x * (1 + sigma * torch.randn_like(x))
 
 
@@ -24,8 +29,13 @@ def authors_formula(p: float) -> Noise:
     """The expression of the authors' public code, written anew: one P for the batch, one tan θ per example, batch mean.
 
     The features are on the second axis, as in theirs.
+
+    >>> authors_formula(0.2)(torch.ones(3, 4))  # no feature differs from its mean
+    tensor([[1., 1., 1., 1.],
+            [1., 1., 1., 1.],
+            [1., 1., 1., 1.]])
     """
-    sigma = ro.strength.convert(p, "dropout", "gaussian_tan")
+    sigma = strength.convert(p, "dropout", "gaussian_tan")
 
     def noise(x: Tensor) -> Tensor:
         features = x.size(1)
@@ -44,9 +54,13 @@ def authors_formula(p: float) -> Noise:
 
 
 def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
-    """Every noise that fits features of this shape: (N, D), tokens (N, T, D) or maps (N, C, H, W)."""
+    """Every noise that fits features of this shape: (N, D), tokens (N, T, D) or maps (N, C, H, W).
+
+    >>> list(noises((32, 64), 0.2))[:2]
+    ['nn.Dropout', 'Gaussian dropout']
+    """
     maps = len(shape) == 4
-    layer = ro.RotationOut2d if maps else ro.RotationOut
+    layer = RotationOut2d if maps else RotationOut
     found: dict[str, Noise] = {
         "nn.Dropout": nn.Dropout(p),
         "Gaussian dropout": gaussian_dropout(p),

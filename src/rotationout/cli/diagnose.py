@@ -1,0 +1,190 @@
+"""``rotationout diagnose``: what noise does to a user's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import Device, Json
+from .output import print_json, show
+from .trouble import FAILED, say
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..analysis import Coadaptation, VarianceShift
+
+__all__ = ["diagnose"]
+
+MOST_FEATURES = 4096
+"""Co-adaptation needs a covariance of all features of a layer: wider layers are left out."""
+ENOUGH_ROWS = 10
+"""Rows for each feature; with fewer, features look more co-adapted than they are."""
+
+
+def diagnose(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="pkg.module:name, a model or a function that returns one.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="SOURCE", help="pkg.module:name of batches, or a .pt, .npy or .npz file."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", metavar="FILE", exists=True, dir_okay=False, help="A state_dict to load."),
+    ] = None,
+    batches: Annotated[int, typer.Option("--batches", min=1, help="The most batches of a pass.")] = 32,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Examples of a batch, of a file.")] = 64,
+    device: Device = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if lint finds something.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what noise does to your own model.
+
+    The variance shift before every BatchNorm layer, the co-adaptation of what every linear and convolutional layer puts
+    out, in testing mode and, with noise, in training mode, and lint: what is probably not meant. The model is not
+    changed. It should be trained, as testing mode uses its running statistics.
+
+    The data should be as in training. An object of batches is a DataLoader, a list, or a function that returns one; a
+    batch is a tensor, a tuple whose first entry is the input, or a mapping of keyword arguments. A file holds inputs,
+    examples along the first axis; they are shuffled. Without data there is lint alone, which then reads the code of the
+    model. Modules are looked for in the working directory too.
+
+    Example:
+        rotationout diagnose my_project.models:build --data inputs.npy
+        rotationout diagnose my_models:net --data my_data:loader --weights w.pt
+    """
+    import torch
+
+    from ..analysis import lint
+    from ..experiments import processes
+    from .loading import load_weights, model_of
+
+    torch.manual_seed(0)  # the same command gives the same numbers
+    network = model_of(model)
+    if weights is not None:
+        load_weights(network, weights)
+    with processes.joined(device) as place:
+        network.to(place)
+        shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
+        findings = lint(network, example)
+    if json:
+        print_json(
+            {
+                "model": model,
+                "findings": [finding._asdict() for finding in findings],
+                "variance_shift": None if shift is None else shift.to_dict()["layers"],
+                "coadaptation": layers,
+            }
+        )
+    else:
+        _show_shift(shift)
+        _show_coadaptation(layers)
+        print(f"Lint\n\n{findings}")
+    if strict and findings:
+        raise typer.Exit(FAILED)
+
+
+def _measure(
+    network: nn.Module, source: str, limit: int, size: int
+) -> tuple[VarianceShift | None, list[dict[str, Any]], Any]:
+    """The variance shift, None without BatchNorm; co-adaptation by layer; and an input for lint."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from ..analysis import _passes, variance_shift
+    from .loading import batches_of, checked_call
+
+    found = batches_of(source, size, limit)
+    first = checked_call(f"{source} gives no batches", lambda: list(islice(found, 1)))
+    if not first:
+        raise ValueError(f"{source} is empty: there is nothing to measure")
+    with _passes.untouched(network):
+        checked_call("the model cannot be run on the first batch", lambda: _passes.run(network.train(), first))
+    shift = None
+    if any(isinstance(module, _BatchNorm) for module in network.modules()):
+        shift = variance_shift(network, found, limit=limit)
+    else:
+        say("the model has no BatchNorm layer, so there is no variance shift")
+    return shift, _coadaptation(network, found, limit), _input(first[0], network)
+
+
+def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> list[dict[str, Any]]:
+    """co(x) of what weight layers put out, in testing mode and in training mode, with noise."""
+    from torch.nn import Linear
+    from torch.nn.modules.conv import _ConvNd
+
+    from ..analysis import coadaptation_of
+
+    widths = {
+        name: module.out_features if isinstance(module, Linear) else module.out_channels
+        for name, module in network.named_modules()
+        if isinstance(module, Linear | _ConvNd)
+    }
+    wide = [name for name, width in widths.items() if width > MOST_FEATURES]
+    if wide:
+        say(f"layers of more than {MOST_FEATURES} features are left out of co-adaptation: {', '.join(wide)}")
+    layers = [name for name, width in widths.items() if 1 < width <= MOST_FEATURES]
+    if not layers:
+        return []
+    clean, noisy = (coadaptation_of(network, batches, layers, train=train, limit=limit) for train in (False, True))
+    return [
+        {
+            "layer": name,
+            "features": seen.features,
+            "rows": seen.rows,
+            "test": _value(seen),
+            "train": _value(noisy[name]),
+        }
+        for name, seen in clean.items()
+        if seen.rows > 1
+    ]
+
+
+def _value(seen: Coadaptation) -> float | None:
+    """None for a layer that puts out constants, or was not called."""
+    try:
+        return seen.value
+    except ValueError:
+        return None
+
+
+def _input(batch: Any, network: nn.Module) -> Any:
+    """What lint calls the model with: an input, or keyword arguments."""
+    from ..analysis import _passes
+
+    first = batch[0] if isinstance(batch, tuple | list) else batch
+    return _passes._moved(first, _passes.device_of(network))
+
+
+def _show_shift(shift: VarianceShift | None) -> None:
+    from ..report.page import Table
+
+    if shift is None:
+        return
+    head, *rows = map(list, shift.cells())
+    show(Table(head, rows), "Variance shift before BatchNorm")
+    print("\nr: variance of the input, training / testing or the inverse; 1 is no shift")
+    print("stored r: the same of running_var\n")
+
+
+def _show_coadaptation(layers: list[dict[str, Any]] | None) -> None:
+    from ..report.page import Table
+
+    if not layers:
+        return
+    rows, few = [], False
+    for layer in layers:
+        scarce = layer["rows"] < ENOUGH_ROWS * layer["features"]
+        few |= scarce
+        cells = ["–" if layer[key] is None else f"{layer[key]:.3g}" for key in ("test", "train")]
+        rows.append([layer["layer"], str(layer["features"]), f"{layer['rows']}{'*' * scarce}", *cells])
+    show(Table(["layer", "features", "rows", "in testing", "in training"], rows), "Co-adaptation of outputs")
+    note = (
+        f"\n*: fewer than {ENOUGH_ROWS} rows a feature, which makes the value too high; give more data" if few else ""
+    )
+    print(f"\nsum of |covariances| between features / sum of variances: 0 is none{note}\n")

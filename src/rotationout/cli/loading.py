@@ -1,0 +1,182 @@
+"""A user's own model and data: ``pkg.module:name`` as an object, files as batches, weights into a model.
+
+What is not as it should be is a `misuse` that says what would be right; errors of the user's code are told with the
+line they come from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import itertools
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .trouble import misuse
+
+__all__ = ["batches_of", "checked_call", "load_weights", "model_of", "object_of"]
+
+FILES = (".pt", ".pth", ".npy", ".npz")
+
+
+def object_of(reference: str, option: str) -> Any:
+    """What ``pkg.module:name`` names; modules are also looked for in the working directory.
+
+    >>> object_of("torch.nn:Linear", "MODEL").__name__
+    'Linear'
+    """
+    module_name, _, path = reference.partition(":")
+    if not module_name or not path:
+        misuse(f"must be pkg.module:name, for instance my_project.models:build_model, got {reference!r}", option)
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        value = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            misuse(f"there is no module {error.name!r}, neither in {Path.cwd()} nor installed", option)
+        raise ValueError(f"{module_name} cannot be imported: it needs {error.name}, which is not installed") from error
+    except Exception as error:
+        raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
+    for part in path.split("."):
+        if not hasattr(value, part):
+            public = [name for name in dir(value) if not name.startswith("_")]
+            near = difflib.get_close_matches(part, public, n=1)
+            misuse(f"{module_name} has no {path!r}" + (f"; did you mean {near[0]!r}?" if near else ""), option)
+        value = getattr(value, part)
+    return value
+
+
+def model_of(reference: str) -> nn.Module:
+    """The model that ``pkg.module:name`` is, or that it returns when it is called.
+
+    >>> model_of("torch.nn:Identity")
+    Identity()
+    """
+    found = object_of(reference, "MODEL")
+    if not isinstance(found, nn.Module):
+        found = _called(found, reference, "MODEL")
+    if not isinstance(found, nn.Module):
+        misuse(f"{reference} must be or return a torch.nn.Module, got {type(found).__name__}", "MODEL")
+    return found
+
+
+def batches_of(source: str, size: int, limit: int) -> list[Any] | Iterable[Any]:
+    """Batches for a model: those of an object ``pkg.module:name``, or a file cut into batches of ``size``.
+
+    An object is an iterable of batches or a function that returns one, a DataLoader for instance. A file (.pt, .npy or
+    .npz) holds inputs, examples along the first axis, which are shuffled; a .pt file may also hold (inputs, targets), a
+    mapping of keyword arguments, or a list of batches.
+    """
+    if Path(source).suffix.lower() in FILES:
+        path = Path(source)
+        if not path.is_file():
+            misuse(f"there is no file {source!r}", "--data")
+        return _cut(_content(path), size, path)
+    if ":" not in source:
+        misuse(f"must be a file ({', '.join(FILES)}) or pkg.module:name of batches, got {source!r}", "--data")
+    found = object_of(source, "--data")
+    if not isinstance(found, Iterable):
+        found = _called(found, source, "--data")
+    if isinstance(found, Tensor | str | Mapping) or not isinstance(found, Iterable):
+        misuse(f"{source} must be or return batches, a DataLoader or a list, got {type(found).__name__}", "--data")
+    # What can be gone through only once is kept: several passes need the same batches.
+    return list(itertools.islice(found, limit)) if isinstance(found, Iterator) else found
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill a model from a file with its state_dict, alone or under the name state_dict or model."""
+    content = _content(path)
+    for name in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path} must hold a state_dict, tensors by name, got {type(content).__name__}")
+    try:
+        model.load_state_dict(content)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model: {' '.join(str(error).split())}") from error
+
+
+def checked_call(what: str, call: Callable[[], Any]) -> Any:
+    """The result of a user's code; its errors as a ValueError that says where they come from."""
+    try:
+        return call()
+    except Exception as error:
+        raise ValueError(f"{what}: {_told(error)}") from error
+
+
+def _called(value: Any, reference: str, option: str) -> Any:
+    if not callable(value):
+        return value
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        misuse(f"{reference} needs arguments {inspect.signature(value)}; name a function that needs none", option)
+    except ValueError:  # a builtin does not tell
+        pass
+    return checked_call(f"{reference} failed", value)
+
+
+def _told(error: BaseException) -> str:
+    """An error in a line, with the line of code outside torch that it comes from."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename.replace("\\", "/")]
+    own = [
+        f for f in frames if Path(__file__).parents[1] not in Path(f.filename).parents and "importlib" not in f.filename
+    ]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _content(path: Path) -> Any:
+    """What a file holds, as tensors."""
+    try:
+        if path.suffix.lower() in (".npy", ".npz"):
+            import numpy as np
+
+            found = np.load(path, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return torch.from_numpy(found)
+            return {name: torch.from_numpy(found[name]) for name in found.files}
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError:
+        raise
+    except Exception as error:  # of many types, with messages of a page or of a number
+        wanted = "arrays of numbers" if path.suffix.lower() in (".npy", ".npz") else "tensors, in plain containers"
+        raise ValueError(f"{path} cannot be read: it is damaged, or holds something else than {wanted}") from error
+
+
+def _cut(content: Any, size: int, path: Path) -> list[Any]:
+    """Batches of what a file holds."""
+    if isinstance(content, list):
+        return content
+    if isinstance(content, tuple) and content:
+        content = content[0]
+    if isinstance(content, dict) and path.suffix.lower() == ".npz":
+        if len(content) > 1 and "x" not in content:
+            raise ValueError(f"{path} must hold one array, or the inputs as x; it holds {', '.join(content)}")
+        content = content["x"] if "x" in content else next(iter(content.values()))
+    parts = content if isinstance(content, dict) else {"": content}
+    if not all(isinstance(value, Tensor) and value.ndim for value in parts.values()):
+        raise ValueError(f"{path} must hold inputs as tensors, got {type(content).__name__}")
+    lengths = {len(value) for value in parts.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"{path} must hold as many examples of everything, at least one; it has {sorted(lengths)}")
+    # Batches as in training: a file may be sorted by class.
+    order = torch.randperm(lengths.pop(), generator=torch.Generator().manual_seed(0))
+    cut = {name: _as_inputs(value)[order].split(size) for name, value in parts.items()}
+    if isinstance(content, dict):
+        return [dict(zip(cut, values, strict=True)) for values in zip(*cut.values(), strict=True)]
+    return list(cut[""])
+
+
+def _as_inputs(value: Tensor) -> Tensor:
+    """Floating-point numbers in the type that parameters have; NumPy's are double."""
+    return value.to(torch.get_default_dtype()) if value.is_floating_point() else value

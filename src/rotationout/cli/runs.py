@@ -1,0 +1,187 @@
+"""``rotationout train`` and ``rotationout sweep``: run a row of a table, or all that have no record."""
+
+from __future__ import annotations
+
+import json as json_format
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import Device, Json, Recipe, some_rows
+from .output import print_json
+from .trouble import INTERRUPTED, UNFINISHED, chosen, misuse, say
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..experiments.config import Config
+    from ..experiments.run import Run
+
+__all__ = ["sweep", "train"]
+
+Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data, as said above.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where records go.")]
+Checkpoints = Annotated[
+    Path, typer.Option("--checkpoints", metavar="DIR", help="Where runs are kept until they have a record.")
+]
+Compile = Annotated[bool, typer.Option("--compile", help="Faster steps of a run that has a GPU to itself.")]
+Tensorboard = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard here.")
+]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", min=0, help="Stop after so long, with checkpoints and exit code 3.")
+]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How runs are made, whatever they are."""
+
+    data: Path
+    out: Path
+    checkpoints: Path
+    device: str | None
+    compile: bool
+    tensorboard: Path | None
+    minutes: float | None
+    together: int = 1
+
+
+def train(
+    recipe: Recipe,
+    data: Data,
+    row: Annotated[
+        str, typer.Option("--row", metavar="NAME", help="The row of the table.", autocompletion=some_rows)
+    ] = "none",
+    seed: Annotated[int, typer.Option("--seed", help="Of weights, order and noise.")] = 0,
+    out: Out = Path("results"),
+    checkpoints: Checkpoints = Path("out/checkpoints"),
+    device: Device = None,
+    compile: Compile = False,  # the name of the option
+    tensorboard: Tensorboard = None,
+    minutes: Minutes = None,
+    json: Json = False,
+    **fields: str | None,
+) -> None:
+    """Run one row of a table and write its record.
+
+    A run that was stopped goes on, and one that has a record is not run again. Every field of its config can be given
+    instead of the recipe's; the record then has a name of its own. With --json the record is printed. Under torchrun
+    several processes share the run.
+
+    Example:
+        rotationout train an4 --row rotation --seed 0 --data an4.pt
+        rotationout train an4 --row rotation --p 0.1 --data an4.pt
+    """
+    way = Way(data, out, checkpoints, device, compile, tensorboard, minutes)
+    records, code = _run(recipe, [row], [seed], way, fields)
+    if json and records:
+        print_json(records[0])
+    raise typer.Exit(code)
+
+
+def sweep(
+    recipe: Recipe,
+    data: Data,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="NAME", help="Only this row; may be given again.", autocompletion=some_rows),
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="LIST", help="As in 0,1,2 or 0-4.")] = "0-2",
+    together: Annotated[int, typer.Option("--together", min=1, help="Runs that share the device.")] = 1,
+    out: Out = Path("results"),
+    checkpoints: Checkpoints = Path("out/checkpoints"),
+    device: Device = None,
+    compile: Compile = False,
+    tensorboard: Tensorboard = None,
+    minutes: Minutes = None,
+    json: Json = False,
+    **fields: str | None,
+) -> None:
+    """Run every row and seed of a table that has no record.
+
+    Runs that were stopped go on. With --json all records of these rows and seeds are printed.
+
+    Example:
+        rotationout sweep an4 --seeds 0-4 --together 5 --data an4.pt
+        rotationout sweep an4 --row none --row rotation --data an4.pt
+    """
+    way = Way(data, out, checkpoints, device, compile, tensorboard, minutes, together)
+    records, code = _run(recipe, row, _numbers(seeds), way, fields)
+    if json and records is not None:
+        print_json(records)
+    raise typer.Exit(code)
+
+
+def _numbers(text: str) -> list[int]:
+    """The seeds of a list.
+
+    >>> _numbers("0,2"), _numbers("0-2"), _numbers("7,1-2")
+    ([0, 2], [0, 1, 2], [7, 1, 2])
+    """
+    found: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            misuse(f"must be numbers and ranges, as in 0,1,2 or 0-4, got {text!r}", "--seeds")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+def _run(
+    recipe: str, rows: Sequence[str] | None, seeds: Sequence[int], way: Way, fields: dict[str, str | None]
+) -> tuple[list[dict[str, Any]] | None, int]:
+    """Run what has no record; the records that there are then, in the first process alone, and the exit code."""
+    from ..experiments import processes
+    from ..experiments.results import record_path
+    from ..experiments.sweep import sweep as run_all
+    from ..recipes import TABLES
+    from .fields import changed, changes
+
+    table = {config.row: config for config in TABLES[chosen("TABLE", recipe, TABLES)]()}
+    picked = [table[chosen("--row", row, table)] for row in rows or table]
+    values = changes(fields, recipe, type(picked[0]))
+    configs = [changed(config, values).replace(seed=seed) for seed in seeds for config in picked]
+    with processes.joined(way.device) as device:
+        first, alone = processes.rank() == 0, processes.size() == 1
+        try:
+            left = run_all(
+                configs,
+                _maker(way, device, values),
+                folder=way.out,
+                checkpoints=way.checkpoints,
+                together=way.together,
+                limit_seconds=float("inf") if way.minutes is None else 60 * way.minutes,
+                tensorboard=way.tensorboard,
+            )
+        except KeyboardInterrupt:
+            if first:
+                raise
+            raise typer.Exit(INTERRUPTED) from None
+    if left and first:
+        say(f"{len(left)} runs are left; run the same command again to go on")
+    paths = [record_path(way.out, config) for config in configs if config not in left]
+    records = [json_format.loads(path.read_text(encoding="utf-8")) for path in paths] if first else None
+    # torchrun would take another code than 0 for a crash, and end processes that still write.
+    return records, UNFINISHED if left and alone else 0
+
+
+def _maker(way: Way, device: torch.device, values: dict[str, Any]) -> Callable[[Config], Run]:
+    """Makes the run of a config. Options of a noise or a network that it does not have are the user's mistake."""
+    from ..experiments.tasks import maker
+
+    make = maker(way.data, device, compiled=way.compile)
+
+    def checked(config: Config) -> Run:
+        try:
+            return make(config)
+        except TypeError as error:
+            if any(isinstance(value, dict) for value in values.values()):
+                raise ValueError(str(error)) from error
+            raise
+
+    return checked

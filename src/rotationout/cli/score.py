@@ -1,0 +1,52 @@
+"""``rotationout score``: detections that were made where pycocotools is absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Json, Recipe, Results
+from .output import print_json
+
+__all__ = ["score"]
+
+
+def score(
+    recipe: Recipe,
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", help="The data set, in COCO's layout; its annotations are read.")
+    ],
+    results: Results = Path("results"),
+    again: Annotated[bool, typer.Option("--again", help="Also records that have scores.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="DIR", help="Draw detections on test images there.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Score detections that were made where pycocotools is absent, and put AP into their records.
+
+    Example:
+        rotationout score bccd --data BCCD --picture out/figures
+    """
+    from ..experiments.detection.scoring import score_records
+
+    found = score_records(results, recipe, data, again=again)
+    drawn = _draw(recipe, results, data, picture) if picture is not None else []
+    if json:
+        scored = [{"record": str(path), **scores} for path, scores in found.items()]
+        print_json({"scores": scored, "pictures": [str(path) for path in drawn]})
+        return
+    for path, scores in found.items():
+        print(f"{path}: {', '.join(f'{name} {value:.2f}' for name, value in scores.items())}")
+    for drawing in drawn:
+        print(drawing)
+
+
+def _draw(recipe: str, results: Path, data: Path, folder: Path) -> list[Path]:
+    from ..experiments.results import read_records
+    from ..report.gallery import write
+    from ..report.gallery.detections import seen_boxes
+
+    return list(write([seen_boxes(recipe, read_records(results, recipe), data)], folder))

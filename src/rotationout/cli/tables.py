@@ -1,0 +1,81 @@
+"""``rotationout rows`` and ``rotationout table``: what a table consists of, and what its records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Json, Recipe, rows_of, some_recipes
+from .output import as_dicts, print_json, show
+from .trouble import chosen
+
+__all__ = ["rows", "table"]
+
+
+def rows(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="TABLE", help="A table; all are listed if none is named.", autocompletion=some_recipes),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the rows of a table, or all tables.
+
+    With --json, the whole config of each row.
+
+    Example:
+        rotationout rows
+        rotationout rows cifar100_resnet110_authors
+    """
+    from dataclasses import asdict
+
+    from ..recipes import TABLES
+
+    if recipe is None:
+        tables = {name: [config.row for config in table()] for name, table in TABLES.items()}
+        if json:
+            print_json(tables)
+        else:
+            print("\n".join(f"{name}: {len(found)} rows" for name, found in tables.items()))
+        return
+    chosen("TABLE", recipe, TABLES)
+    if json:
+        print_json([asdict(config) for config in TABLES[recipe]()])
+    else:
+        print("\n".join(rows_of(recipe)))
+
+
+def table(
+    recipe: Recipe,
+    results: Annotated[Path, typer.Option("--results", "--out", metavar="DIR", help="Where the records are.")] = Path(
+        "results"
+    ),
+    json: Json = False,
+) -> None:
+    """Print what the records of a table say, beside the paper's numbers.
+
+    Mean ± standard deviation over seeds. Runs with changed fields have a name of their own, that of the table and the
+    changes; it is the name of their folder.
+
+    Example:
+        rotationout table an4
+    """
+    from ..experiments.results import read_records
+    from ..experiments.tasks import TASKS
+    from ..recipes import TABLES
+
+    names = [name for name in TABLES if recipe == name or recipe.startswith(f"{name}_")]
+    name = max(names, key=len) if names else chosen("TABLE", recipe, TABLES)
+    records = read_records(results, recipe)
+    if not records:
+        raise ValueError(f"there are no records of {recipe} in {results} yet; rotationout sweep {name} makes them")
+    task = TASKS[type(TABLES[name]()[0])]
+    cells, notes = task.table(records), task.notes(records)
+    if json:
+        print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), "notes": notes.splitlines()})
+        return
+    show(cells)
+    if notes:
+        print(f"\n{notes}")

@@ -1,0 +1,261 @@
+"""The command line as it is typed: help, data, exit codes, completion, and what is said of mistakes."""
+
+import functools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+import rotationout as ro
+from rotationout import cli
+from rotationout.cli import app, fields
+from rotationout.experiments import digits
+from rotationout.recipes import TABLES
+
+SOURCE = str(Path(ro.__file__).parents[1])
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """All of stderr in one line, without the frames of messages."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
+
+
+def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, as a shell starts it."""
+    around = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "rotationout.cli", *words], capture_output=True, text=True, env=around, timeout=120
+    )
+
+
+def examples(name: str) -> list[list[str]]:
+    """The commands that a help shows, as words."""
+    shown = app.help_of(app.COMMANDS[name]).partition("Example:\n")[2].splitlines()
+    return [shlex.split(line)[1:] for line in shown if line.strip().startswith("rotationout ")]
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_has_help_with_an_example_that_parses(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("an4.pt", "w.pt", "CORPUS"):
+        (tmp_path / path).touch()
+    called: list[str] = []
+
+    def stand_in(function: Any) -> Any:
+        """A command that is parsed and not run."""
+        return functools.wraps(function)(lambda *_, **__: called.append(name))
+
+    monkeypatch.setattr(app.trouble, "told", stand_in)
+    found = examples(name)
+    assert found
+    runner = CliRunner()
+    for words in found:
+        assert words[0] == name
+        result = runner.invoke(app.build(words), words)
+        assert result.exit_code == 0, result.output
+    assert len(called) == len(found)
+    shown = runner.invoke(app.build([name]), [name, "--help"], terminal_width=80)
+    assert shown.exit_code == 0
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    for words in found:
+        assert f"rotationout {words[0]}" in shown.stdout
+
+
+def test_help_is_quick_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Torch takes seconds to import, so it is not."""
+    script = (
+        "import sys; from rotationout.cli import main; code = main(['--help']); print('torch' in sys.modules, code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SOURCE}
+    )
+    assert done.stdout.endswith("False 0\n"), done.stderr
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{ro.__version__}\n"
+
+
+def test_data_go_to_stdout_and_messages_to_stderr_without_colours() -> None:
+    rows, wrong = typed("rows", "an4"), typed("demo", "--p", "2")
+    assert rows.stdout.splitlines() == [config.row for config in TABLES["an4"]()]
+    assert (rows.returncode, rows.stderr) == (0, "")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "p is a drop probability" in wrong.stderr
+    assert "\x1b" not in typed("table", "--help").stdout + wrong.stderr
+
+
+MISTAKES = [
+    ("trian", 2, "No such command 'trian'. Did you mean 'train'?"),
+    ("rows cifar100_resnet11_paper", 2, "did you mean 'cifar100_resnet110_paper'?"),
+    ("train an4", 2, "Missing option '--data'"),
+    ("train an4 --data nowhere", 2, "'nowhere' does not exist"),
+    ("train an4 --data . --row rotatoin", 2, "did you mean 'rotation'?"),
+    ("train an4 --data . --wieght-decay 1", 2, "--weight-decay"),
+    ("train an4 --data . --steps many", 2, "'--steps': must be int, for instance 100, got 'many'"),
+    ("train an4 --data . --stages 2", 2, "'--stages': this is no field of an4; its fields are"),
+    ("train an4 --data . --p 2 --steps 3", 2, "'--p', '--steps': p is a drop probability and must be in [0, 1)"),
+    ("train an4 --data . --device tpu", 2, "must be cpu, cuda, cuda:1 and so on, got 'tpu'"),
+    ("train an4 --data .", 1, "neither a manifest.tsv nor a folder with a wav.scp"),
+    ("train an4 --data . --device meta", 1, "neither a manifest.tsv"),
+    ("sweep an4 --data . --seeds 3-1", 2, "must be numbers and ranges, as in 0,1,2 or 0-4, got '3-1'"),
+    ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
+    ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
+    ("table an4", 1, "there are no records of an4 in results yet; rotationout sweep an4 makes them"),
+    ("table wsj --out damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
+    ("table an4 --out damaged", 1, "none_seed0.json is not the record of a run: it must have a row, a seed"),
+    ("report --out out --results damaged --no-theory", 1, "is not the record of a run"),
+    ("report --out file", 1, "file: File exists"),
+    ("demo --p 0", 2, "0 would compare no noise with no noise"),
+    ("demo --out file", 1, "file: File exists"),
+    ("bench --shape 4", 2, "must be N,D or N,T,D or N,C,H,W, for instance 128,64,32,32, got '4'"),
+    ("bench --dtype int8", 2, "must be one of 'float32'"),
+    ("bench --p 1", 2, "p is a drop probability"),
+    ("bench --device cuda:99 --shape 4,4", 1, "torch finds no GPU here"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "message"), MISTAKES, ids=[line for line, *_ in MISTAKES])
+def test_mistakes_are_told_in_a_line(
+    line: str, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "file").touch()
+    for table, text in {"wsj": "{", "an4": "{}"}.items():
+        (tmp_path / "damaged" / table).mkdir(parents=True)
+        (tmp_path / "damaged" / table / "none_seed0.json").write_text(text)
+    assert cli.main(line.split()) == code
+    err = said(capsys)
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_bug_has_a_traceback_and_so_has_a_mistake_if_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no records of an4"):
+        cli.main(["--debug", "table", "an4"])
+    assert cli.main(["table", "an4"]) == 1, "and not the next time"
+    monkeypatch.setattr(digits, "run", lambda *_: {}["bug"])
+    with pytest.raises(KeyError, match="bug"):
+        cli.main(["demo", "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(
+    ("missing", "line", "advice"),
+    [
+        ("typer", "rows an4", "the command line needs typer: pip install 'rotationout[cli]'"),
+        ("sklearn", "demo", "sklearn is missing: pip install 'rotationout[demo]'"),
+        ("matplotlib", "figures --list", "matplotlib is missing: pip install 'rotationout[demo]'"),
+    ],
+)
+def test_a_missing_extra_is_named(missing: str, line: str, advice: str, tmp_path: Path) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; from rotationout.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *line.split()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"rotationout: {advice}\n"
+
+
+def test_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(digits, "train", interrupted)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 130
+    assert said(capsys).endswith("rotationout: interrupted; run the same command again to go on")
+
+
+def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What bash would offer for a line."""
+    words = line.split(" ")
+    monkeypatch.setenv("_ROTATIONOUT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    assert cli.main([]) == 0
+    return capsys.readouterr().out.split("\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("rotationout tr", {"train"}),
+        ("rotationout train cifar100_resnet110_s", {"cifar100_resnet110_shift"}),
+        ("rotationout rows an4_", {"an4_strength"}),
+        ("rotationout sweep an4 --row rotation,", {"rotation, variational weight drop keep 0.9"}),
+        ("rotationout train an4 --weight-d", {"--weight-decay", "--weight-drop"}),
+        ("rotationout train an4 --noise rotation-", {"rotation-sequence"}),
+        ("rotationout train an4 --precision fp", {"fp16", "fp32"}),
+        ("rotationout train an4 --variational t", {"true"}),
+        ("rotationout figures coadaptation_", {"coadaptation_factor"}),
+        ("rotationout diagnose --str", {"--strict"}),
+    ],
+)
+def test_words_are_completed(line: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    assert set(completed(line, monkeypatch, capsys)) == offered
+
+
+def test_a_shell_can_be_given_the_completion() -> None:
+    shown = typed("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert shown.returncode == 0
+    assert "complete -o default -F _rotationout_completion rotationout" in shown.stdout
+
+
+def test_lists_and_records_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).parents[1]
+
+    def printed(*words: str) -> Any:
+        assert cli.main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert printed("rows")["an4"] == [config.row for config in TABLES["an4"]()]
+    assert printed("rows", "an4")[0]["hidden"] == TABLES["an4"]()[0].hidden
+    protocol = printed("table", "cifar100_resnet110_protocol", "--out", str(root / "results"))
+    assert protocol["runs"] == len(list((root / "results" / "cifar100_resnet110_protocol").glob("*.json")))
+    assert {"row", "runs", "last 10 epochs, %"} <= protocol["rows"][0].keys()
+    pytest.importorskip("matplotlib")
+    listed = printed("figures", "--list", "--results", str(root / "results"))
+    assert "coadaptation_factor" in [drawing["name"] for drawing in listed]
+
+
+def test_noises_are_timed_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "--shape", "8,6", "--shape", "4,6,3,3", "--rounds", "2", "--device", "cpu"]
+    assert cli.main([*words, "--json", "--out", str(tmp_path / "record.json")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((tmp_path / "record.json").read_text())
+    rows = {(row["tensor"], row["noise"]): row for row in shown["rows"]}
+    assert rows["(8, 6)", "nn.Dropout"]["bytes_kept"] == 4 * 48, "a mask of floats"
+    assert ("(4, 6, 3, 3)", "nn.Dropout2d") in rows
+    assert ("(8, 6)", "nn.Dropout2d") not in rows
+    assert all(row["ms"] > 0 for row in shown["rows"])
+    assert cli.main(words) == 0
+    assert re.search(r"^\| nn.Dropout \| [\d.]+ \| 1.00 \| 0.2 \| 100.00 \|$", capsys.readouterr().out, flags=re.M)
+
+
+def test_the_demo_has_the_settings_of_the_study() -> None:
+    defaults = {name: option.default for name, option in app.inspect.signature(app.COMMANDS["demo"]).parameters.items()}
+    assert (defaults["seeds"], defaults["epochs"], defaults["p"]) == (digits.SEEDS, digits.EPOCHS, digits.P)
+
+
+def test_fields_are_described_where_they_are_defined() -> None:
+    for config in fields.TASKS:
+        described = fields._descriptions(fields.Config) | fields._descriptions(config)
+        names = {field.name for field in fields.dataclasses.fields(config)}
+        assert names <= described.keys()
+    assert fields._descriptions(fields.Config)["rate_factor"] == "see there."

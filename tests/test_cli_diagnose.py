@@ -1,0 +1,201 @@
+"""``rotationout diagnose``: what it says of a user's model is what `rotationout.analysis` measures."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.test_cli import said
+
+from rotationout import analysis, cli
+from rotationout.cli import diagnose, loading
+
+np = pytest.importorskip("numpy")
+
+MODULE = '''
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1)
+    )
+
+
+class Pair(nn.Module):
+    """Takes keyword arguments, and has no BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(6, 8), nn.Dropout(0.5)
+
+    def forward(self, left, right):
+        return self.drop(self.layer(left + right))
+
+
+def loader():
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(64, 6), torch.zeros(64)), batch_size=16)
+
+
+def once():
+    return (batch for batch in loader())
+
+
+batches = [torch.randn(16, 6) for _ in range(3)]
+clean = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+nothing = []
+number = 3
+
+
+def needs(width):
+    return nn.Linear(width, width)
+
+
+def broken():
+    return [][1]
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module of the user's."""
+    (tmp_path / "my_models.py").write_text(MODULE)
+    (tmp_path / "my_broken.py").write_text("import rotationout\nraise RuntimeError('not yet')\n")
+    (tmp_path / "my_needy.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield tmp_path
+    for name in ("my_models", "my_broken", "my_needy"):
+        sys.modules.pop(name, None)
+
+
+def printed(capsys: Any, *words: str) -> Any:
+    assert cli.main(["diagnose", *words, "--device", "cpu", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_it_says_what_the_analysis_measures(here: Path, capsys: Any) -> None:
+    found = printed(capsys, "my_models:build", "--data", "my_models:loader")
+    module = sys.modules["my_models"]
+    model, batches = module.build(), module.loader()
+    assert [finding["rule"] for finding in found["findings"]] == ["noise-before-normalisation"]
+    torch.manual_seed(20191118)
+    (layer,) = analysis.variance_shift(model, batches).to_dict()["layers"]
+    assert found["variance_shift"][0]["name"] == layer["name"] == "2"
+    assert found["variance_shift"][0]["test"] == pytest.approx(layer["test"]), "without noise nothing is drawn"
+    assert found["variance_shift"][0]["r_mean"] > 1.5, "p = 0.5 doubles the variance of features about zero"
+    clean = analysis.coadaptation_of(model, batches, ["0", "4"])
+    layers = {layer["layer"]: layer for layer in found["coadaptation"]}
+    assert list(layers) == ["0", "4"], "the last has one feature, and no other to go with"
+    for name, seen in clean.items():
+        assert layers[name]["test"] == pytest.approx(seen.value)
+        assert (layers[name]["features"], layers[name]["rows"]) == (seen.features, seen.rows)
+    assert layers["0"]["train"] == pytest.approx(layers["0"]["test"]), "it is before the noise"
+    assert layers["4"]["train"] != pytest.approx(layers["4"]["test"], rel=0.01)
+
+
+def test_tables_for_people(here: Path, capsys: Any) -> None:
+    assert cli.main(["diagnose", "my_models:build", "--data", "my_models:loader", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "| layer | channels | r mean | r max | stored r mean | stored r max |" in shown
+    assert "\n| 0 | 8 | 64* |" in shown
+    assert "*: fewer than 10 rows a feature" in shown
+    assert shown.endswith("[noise-before-normalisation]\n")
+
+
+def test_lint_alone_needs_no_data_and_can_be_an_exit_code(here: Path, capsys: Any) -> None:
+    assert printed(capsys, "my_models:build")["variance_shift"] is None
+    assert cli.main(["diagnose", "my_models:build", "--strict"]) == 1
+    assert cli.main(["diagnose", "my_models:clean", "--strict"]) == 0
+    assert capsys.readouterr().out.endswith("Lint\n\nnothing found\n")
+
+
+@pytest.mark.parametrize("data", ["my_models:batches", "my_models:once", "x.npy", "x.npz", "x.pt", "xy.pt", "list.pt"])
+def test_data_of_many_kinds(data: str, here: Path, capsys: Any) -> None:
+    inputs = torch.randn(48, 6, dtype=torch.float64)
+    np.save(here / "x.npy", inputs.numpy())
+    np.savez(here / "x.npz", x=inputs.numpy(), y=np.zeros(48))
+    torch.save(inputs, here / "x.pt")
+    torch.save((inputs, torch.zeros(48)), here / "xy.pt")
+    torch.save(list(inputs.float().split(16)), here / "list.pt")
+    found = printed(capsys, "my_models:build", "--data", data, "--batch-size", "16", "--batches", "3")
+    assert found["variance_shift"][0]["calls"] == 3
+    assert found["coadaptation"][0]["rows"] == 48
+
+
+def test_keyword_arguments_and_a_model_without_batchnorm(here: Path, capsys: Any) -> None:
+    torch.save({"left": torch.randn(40, 6), "right": torch.randn(40, 6)}, here / "pairs.pt")
+    assert cli.main(["diagnose", "my_models:Pair", "--data", "pairs.pt", "--device", "cpu", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "the model has no BatchNorm layer, so there is no variance shift" in shown.err
+    found = json.loads(shown.out)
+    assert found["variance_shift"] is None
+    assert [layer["layer"] for layer in found["coadaptation"]] == ["layer"]
+
+
+def test_examples_of_a_file_are_shuffled_together(here: Path) -> None:
+    torch.save({"a": torch.arange(10), "b": torch.arange(10) * 2}, here / "sorted.pt")
+    batches = list(loading.batches_of("sorted.pt", size=4, limit=9))
+    assert [len(batch["a"]) for batch in batches] == [4, 4, 2]
+    order = torch.cat([batch["a"] for batch in batches])
+    assert not torch.equal(order, torch.arange(10))
+    assert torch.equal(torch.cat([batch["b"] for batch in batches]), 2 * order)
+
+
+def test_weights_are_loaded(here: Path, capsys: Any) -> None:
+    weights = loading.model_of("my_models:build").state_dict()
+    weights["2.running_var"] += 9
+    torch.save({"state_dict": weights, "epoch": 3}, here / "w.pt")
+    torch.save(torch.nn.Linear(2, 2).state_dict(), here / "other.pt")
+    words = ["my_models:build", "--data", "my_models:batches"]
+    assert printed(capsys, *words, "--weights", "w.pt")["variance_shift"][0]["stored"] == [10.0] * 8
+    assert cli.main(["diagnose", *words, "--weights", "other.pt"]) == 1
+    assert "other.pt does not fit the model" in said(capsys)
+
+
+def test_wide_layers_are_left_out(here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnose, "MOST_FEATURES", 4)
+    found = printed(capsys, "my_models:build", "--data", "my_models:batches")
+    assert [layer["layer"] for layer in found["coadaptation"]] == ["4"]
+
+
+MISTAKES = [
+    ("my_models", 2, "must be pkg.module:name, for instance my_project.models:build_model, got 'my_models'"),
+    ("my_modles:build", 2, "there is no module 'my_modles', neither in"),
+    ("my_models:biuld", 2, "my_models has no 'biuld'; did you mean 'build'?"),
+    ("my_models:needs", 2, "my_models:needs needs arguments (width); name a function that needs none"),
+    ("my_models:number", 2, "must be or return a torch.nn.Module, got int"),
+    ("my_models:broken", 1, "my_models:broken failed: IndexError: list index out of range ("),
+    ("my_broken:build", 1, "my_broken cannot be imported: RuntimeError: not yet ("),
+    ("my_needy:build", 1, "my_needy cannot be imported: it needs a_package_that_is_not_there, which is not installed"),
+    ("my_models:build --data none.pt", 2, "there is no file 'none.pt'"),
+    ("my_models:build --data none", 2, "must be a file (.pt, .pth, .npy, .npz) or pkg.module:name of batches"),
+    ("my_models:build --data my_models:number", 2, "must be or return batches, a DataLoader or a list, got int"),
+    ("my_models:build --data my_models:nothing", 1, "my_models:nothing is empty"),
+    ("my_models:build --data text.pt", 1, "text.pt cannot be read: it is damaged, or holds something else"),
+    ("my_models:build --data text.npy", 1, "text.npy cannot be read: it is damaged, or holds something else"),
+    ("my_models:build --data many.npz", 1, "many.npz must hold one array, or the inputs as x; it holds a, b"),
+    ("my_models:build --data words.pt", 1, "words.pt must hold inputs as tensors, got str"),
+    ("my_models:build --data wide.pt", 1, "the model cannot be run on the first batch: RuntimeError: mat1 and mat2"),
+    ("my_models:build --weights words.pt", 1, "words.pt must hold a state_dict, tensors by name, got str"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "message"), MISTAKES, ids=[line for line, *_ in MISTAKES])
+def test_mistakes_are_told_in_a_line(line: str, code: int, message: str, here: Path, capsys: Any) -> None:
+    (here / "text.pt").write_text("hello")
+    (here / "text.npy").write_text("hello")
+    np.savez(here / "many.npz", a=np.zeros(3), b=np.zeros(3))
+    torch.save("hello", here / "words.pt")
+    torch.save(torch.randn(20, 7), here / "wide.pt")
+    assert cli.main(["diagnose", *line.split(), "--device", "cpu"]) == code
+    err = said(capsys)
+    assert message in err
+    assert "Traceback" not in err

@@ -1,0 +1,51 @@
+"""``rotationout train`` and ``sweep`` on a task of the tests' own: exit codes and records as JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.test_cli import said
+from tests.test_run import plane as plane  # a fixture
+
+from rotationout import cli
+from rotationout.experiments import sweep
+
+
+def test_time_that_runs_out_is_an_exit_code_of_its_own(plane: list[str], tmp_path: Path, capsys: Any) -> None:
+    words = ["sweep", "plane", "--seeds", "0", *plane, "--json"]
+    assert cli.main([*words, "--minutes", "0"]) == 3
+    shown = capsys.readouterr()
+    assert "2 runs are left; run the same command again to go on" in shown.err
+    assert json.loads(shown.out) == []
+    assert cli.main(words) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["row"] for record in records] == ["none", "rotation"]
+    assert cli.main(words) == 0, "nothing is left to do"
+    assert json.loads(capsys.readouterr().out) == records
+
+
+def test_a_run_prints_its_record(plane: list[str], tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["train", "plane", "--row", "rotation", "--seed", "4", *plane, "--json", "--inputs", "2"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["recipe"], record["row"], record["seed"]) == ("plane_inputs=2", "rotation", 4)
+    assert [json.loads(path.read_text()) for path in (tmp_path / "r").rglob("*.json")] == [record]
+
+
+def test_an_interrupted_run_is_told(plane: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "sweep", interrupted)
+    assert cli.main(["train", "plane", *plane]) == 130
+    assert "interrupted; run the same command again to go on" in said(capsys)
+
+
+def test_options_that_a_noise_does_not_have_are_a_mistake(plane: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given as JSON they reach the noise itself; a TypeError of its own making is a bug."""
+    from tests import test_run
+
+    monkeypatch.setattr(test_run.Plane, "build_network", lambda self: test_run.ro.noise("dropout", 0.1, nothing=1))
+    assert cli.main(["train", "plane", *plane, "--noise-options", '{"nothing": 1}']) == 1
+    with pytest.raises(TypeError, match="has no option 'nothing'"):
+        cli.main(["train", "plane", *plane])
