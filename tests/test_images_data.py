@@ -185,7 +185,10 @@ def test_boxes_are_drawn_as_torchvision_draws_them() -> None:
             assert abs(mine.mean() - other.mean()) <= 6 * error + 1e-9
         assert abs(ours[:, 4].double().mean() - 0.5) < 6 * 0.5 / 4000**0.5
         assert (ours[:, :4] >= torch.tensor([0, 0, 1, 1])).all()
-        assert (ours[:, :2] + ours[:, 2:4] <= torch.tensor(shape)).all()
+        ends = ours[:, :2] + ours[:, 2:4]
+        assert (ends <= torch.tensor(shape)).all()
+        for axis in (0, 1):  # also where they need not
+            assert ((ends[:, axis] == shape[axis]) & (ours[:, 2 + axis] < shape[axis])).any()
 
 
 def _features(boxes: torch.Tensor) -> list[torch.Tensor]:

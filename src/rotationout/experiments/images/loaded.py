@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ STILL = -1
 def workers() -> int:
     """Processes that read images, for each process that learns."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // here))
+    return max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // here))
 
 
 def _context() -> BaseContext:
@@ -46,6 +47,11 @@ def _context() -> BaseContext:
     # What takes its time to import is imported once for all of them.
     context.set_forkserver_preload(["__main__", __name__, "torchvision.transforms.v2.functional"])
     return context
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches these processes too, but the run wants to end its step, and tells them when it is over."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ class LoadedSource(Source):
             collate_fn=_Collate(images.size),
             num_workers=count,
             persistent_workers=count > 0,
+            worker_init_fn=_ignore_interrupts,
             multiprocessing_context=_context() if count else None,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # it wants a seed for its workers, which must not come from the run's noise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,23 +80,22 @@ class ImageClassification(Classifier[Pictures]):
 
     def __init__(self, config: ImagesConfig, data: ImageData, device: torch.device) -> None:
         self.data = data
-        self._begun = self._from = -1.0
+        self._begun: tuple[int, float] | None = None
         self._rates: list[float] = []
         super().__init__(config, data.train, data.test, device)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What was learnt from and tested on, what was left out of it, and how fast it was learnt."""
-        known = {"train": self.data.train, "test": self.data.test}
+        train, test = self.data.train, self.data.test
         problems, converted = self._found()
-        met = {"train": self.config.train_split, "test": self.config.test_split}
-        left = {name: sum(problem.split == split for problem in problems) for name, split in met.items()}
-        every = [*self.data.train.problems, *self.data.test.problems, *problems]
+        bad = Counter(problem.split for problem in problems)
         return {
-            **{f"{name}_images": len(images) - left[name] for name, images in known.items()},
+            "train_images": len(train) - bad[self.config.train_split],
+            "test_images": len(test) - bad[self.config.test_split],
             "classes": len(self.data.classes),
-            **facts(every),
-            "converted": sum(images.converted for images in known.values()) + len(converted),
+            **facts([*train.problems, *test.problems, *problems]),
+            "converted": train.converted + test.converted + len(converted),
             "images_per_second": round(statistics.median(self._rates)) if self._rates else None,
         }
 
@@ -115,14 +115,14 @@ class ImageClassification(Classifier[Pictures]):
     def begin_epoch(self) -> None:
         """With a look at the clock."""
         super().begin_epoch()
-        self._begun, self._from = time.monotonic(), self.step
+        self._begun = self.step, time.monotonic()
 
     def test(self) -> dict[str, float]:
         """With a look at the clock before it: all that was learnt is learnt by now, as the loss is known."""
-        if self._begun >= 0:  # not if the run was resumed inside this epoch
-            done = self.config.batch * (self.step - self._from)
-            self._rates.append(done / (time.monotonic() - self._begun))
-            self._begun = -1.0
+        if self._begun is not None:  # a run that was resumed inside this epoch has not seen it begin
+            step, then = self._begun
+            self._rates.append(self.config.batch * (self.step - step) / (time.monotonic() - then))
+            self._begun = None
         return super().test()
 
     def _found(self) -> tuple[list[Problem], list[str]]:
