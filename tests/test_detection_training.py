@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.detection_album import edit, needs_bccd, needs_pycocotools, some_of_bccd, write_album
 from tests.test_speech import _one_thread as _one_thread  # a fixture
+from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from rotationout import cli
@@ -258,6 +259,22 @@ def test_an_image_that_cannot_be_read_counts_for_nothing(album: Path) -> None:
         torch.testing.assert_close(run.batch_loss(), losses[0] / 2)
     assert first.tolist() == [1, 1]
     torch.testing.assert_close(whole_loss, losses.mean())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it, but not from those who make it an error
+def test_compiled_runs_have_noises_of_their_own(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a row differ from those that were compiled for another in nothing but hooks, where noise is."""
+    compile_ = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda *args, **options: compile_(*args, backend="eager", **options))
+    found: dict[bool, list[float]] = {}
+    for compiled in (False, True):
+        torch.compiler.reset()
+        for row in ("none", "rotation", "dropout keep 0.9", "none"):
+            run = maker(album, CPU, compiled=compiled)(config(row, steps=1))
+            run.advance()
+            found.setdefault(compiled, []).append(run.losses[0])
+    assert found[True] == pytest.approx(found[False], rel=1e-4)
+    assert len({round(loss, 5) for loss in found[True]}) == 3
 
 
 def test_two_processes_see_what_one_sees(album: Path, tmp_path: Path) -> None:
