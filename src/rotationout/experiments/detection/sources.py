@@ -115,6 +115,8 @@ class Held:
 
         Numbers and plans of all visits go there at once: a copy from the host for each would wait for the device.
         """
+        if not visits:
+            return
         counts = [len(indices) for indices, _ in visits]
         numbers = torch.tensor([index for indices, _ in visits for index in indices]).to(self.device)
         every = torch.cat([plans for _, plans in visits]).to(self.device)
@@ -145,12 +147,12 @@ class Streamed:
 
     def batches(self, visits: Sequence[Visit]) -> Iterator[Batch]:
         """A batch for each visit, on the CPU."""
-        several = self.workers > 0
-        options: dict[str, Any] = {"multiprocessing_context": "forkserver", "prefetch_factor": 2} if several else {}
+        workers = min(self.workers, len(visits))
+        options: dict[str, Any] = {"multiprocessing_context": "forkserver", "prefetch_factor": 2} if workers else {}
         loader = DataLoader(
             _Windows(self.split, self.window, visits),
             batch_size=None,
-            num_workers=min(self.workers, len(visits)),
+            num_workers=workers,
             pin_memory=self.pinned,
             generator=torch.Generator(),  # it draws a seed, which must not be the run's
             **options,
