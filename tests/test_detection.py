@@ -174,6 +174,8 @@ def test_weights_are_read_from_a_file_of_torchvisions(tmp_path: Path) -> None:
     torch.save(body.state_dict(), tmp_path / "resnet18.pth")
     model = Detector(2, "resnet18", weights=load_weights(tmp_path / "resnet18.pth"))
     assert torch.equal(model.backbone.body.layer4[1].conv2.weight, body.layer4[1].conv2.weight)
+    with pytest.raises(ValueError, match="weights do not fit the backbone 'resnet50'"):
+        Detector(2, "resnet50", weights=load_weights(tmp_path / "resnet18.pth"))
     with pytest.raises(FileNotFoundError, match=r"resnet50\.pth does not exist; initialization = 'imagenet'"):
         load_weights(tmp_path / "resnet50.pth")
     torch.save({"weight": torch.ones(1)}, tmp_path / "resnet50.pth")

@@ -316,4 +316,6 @@ def test_held_and_streamed_images_are_the_same(album: Path) -> None:
             assert mine.indices == theirs.indices
             for name in ("pixels", "boxes", "labels", "usable"):
                 torch.testing.assert_close(getattr(mine, name), getattr(theirs, name))
+        assert list(Streamed(split, 128, workers=workers).batches([])) == []
+    assert list(Held(split, 128, CPU).batches([])) == [], "there may be more processes than batches"
     assert torch.equal(torch.get_rng_state(), before), "reading draws no numbers of the run's"

@@ -259,7 +259,9 @@ class Run(abc.ABC):
             yield
         elif regions:
             limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
-            with torch._dynamo.config.patch(limits):
+            # Noise that was inserted is in hooks. Unless they are looked at, blocks of a run without noise would be
+            # taken for those of the next one, and it would learn without noise.
+            with torch._dynamo.config.patch({**limits, "skip_nnmodule_hook_guards": False}):
                 yield
         else:
             with torch.compiler.set_stance("force_eager"):

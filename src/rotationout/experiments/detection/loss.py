@@ -28,6 +28,10 @@ def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
         boxes: (N, G, 4).
         labels: (N, G); negative where there is no box.
         anchors: (A, 4).
+
+    >>> anchors = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 20], [30, 30, 40, 40]])
+    >>> match(torch.tensor([[[0.0, 0, 10, 11]]]), torch.tensor([[0]]), anchors)
+    tensor([[ 0,  0, -1]])
     """
     images, most, _ = boxes.shape
     overlaps = box_iou(boxes.reshape(-1, 4), anchors).view(images, most, -1)

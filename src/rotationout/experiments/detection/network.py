@@ -68,7 +68,10 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         block, depth = BACKBONES[backbone]
         body = ResNet(block, list(layers or depth))
         if weights is not None:
-            body.load_state_dict(weights)
+            try:
+                body.load_state_dict(weights)
+            except RuntimeError as error:
+                raise ValueError(f"weights do not fit the backbone {backbone!r}: {error}") from error
         if noise is not None:
             insert_in_stages(body, lambda name, _: noise(_stage(name)), last=stages)
         channels = [64 * block.expansion * 2**k for k in (1, 2, 3)]

@@ -88,7 +88,10 @@ def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False)
         again: also those that have scores.
     """
     found: dict[Path, dict[str, float]] = {}
-    for path in sorted((folder / recipe).glob("*.json")):
+    paths = sorted((folder / recipe).glob("*.json"))
+    if not paths:
+        raise FileNotFoundError(f"{folder / recipe} has no records; recipe must be the name of a folder in {folder}")
+    for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
         if "ap" in record and not again:
             continue

@@ -111,9 +111,17 @@ class Held:
         self.labels = torch.stack([labels for _, labels in marked]).to(device)
 
     def batches(self, visits: Sequence[Visit]) -> Iterator[Batch]:
-        """A batch for each visit, cut out on the device when it is asked for."""
-        for indices, plans in visits:
-            chosen, plans = torch.tensor(indices).to(self.device), plans.to(self.device)
+        """A batch for each visit, cut out on the device when it is asked for.
+
+        Numbers and plans of all visits go there at once: a copy from the host for each would wait for the device.
+        """
+        if not visits:
+            return
+        counts = [len(indices) for indices, _ in visits]
+        numbers = torch.tensor([index for indices, _ in visits for index in indices]).to(self.device)
+        every = torch.cat([plans for _, plans in visits]).to(self.device)
+        parts = zip(visits, numbers.split(counts), every.split(counts), strict=True)
+        for (indices, _), chosen, plans in parts:
             sizes = self.sizes[chosen]
             yield Batch(
                 indices,
@@ -139,12 +147,12 @@ class Streamed:
 
     def batches(self, visits: Sequence[Visit]) -> Iterator[Batch]:
         """A batch for each visit, on the CPU."""
-        several = self.workers > 0
-        options: dict[str, Any] = {"multiprocessing_context": "forkserver", "prefetch_factor": 2} if several else {}
+        workers = min(self.workers, len(visits))
+        options: dict[str, Any] = {"multiprocessing_context": "forkserver", "prefetch_factor": 2} if workers else {}
         loader = DataLoader(
             _Windows(self.split, self.window, visits),
             batch_size=None,
-            num_workers=min(self.workers, len(visits)),
+            num_workers=workers,
             pin_memory=self.pinned,
             generator=torch.Generator(),  # it draws a seed, which must not be the run's
             **options,

@@ -17,6 +17,7 @@ from ..run import Run
 from . import crops
 from .annotations import read_split
 from .config import DetectionConfig
+from .findings import COLUMNS, as_rows, examples
 from .loss import detection_loss
 from .network import Detector, load_weights
 from .scoring import SUFFIX, average_precision, can_score, pack
@@ -26,10 +27,6 @@ __all__ = ["Album", "Detection", "load_album"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's pixels, per channel, in [0, 1]: what torchvision's networks are given."""
-SHOWN, SURE, MOST_SHOWN = 4, 0.3, 40
-"""A record shows so many images, and of each the detections that are at least so sure, up to so many."""
-COLUMNS = 7
-"""Of detections: image, category, left, top, width, height, score."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Detection(Run):
         self.order, self.plans = torch.empty(0, dtype=torch.int64), torch.empty(0, 4)
         self._feed: Iterator[Batch] | None = None
         self._taken = -1
-        self.found = torch.empty(0, COLUMNS, dtype=torch.float64)
+        self.found = torch.empty(0, len(COLUMNS), dtype=torch.float64)
         self._late: dict[tuple[str, str], Problem] = {}
 
     @property
@@ -115,7 +112,7 @@ class Detection(Run):
             "train_boxes": len(train.boxes),
             "test_boxes": len(test.boxes),
             **problems.facts(every),
-            "shown": self._examples(),
+            "shown": examples(self.album.test.split, self.found),
         }
 
     @property
@@ -273,39 +270,7 @@ class Detection(Run):
             count += int(batch.usable.sum())
             seen = self.detector.detect(logits, deltas, self.levels, side)
             usable = batch.usable.tolist()
-            found += [self._rows(i, d) for i, d, good in zip(batch.indices, seen, usable, strict=False) if good]
+            pairs = zip(batch.indices, seen, usable, strict=False)
+            found += [as_rows(source.split, index, one, side) for index, one, good in pairs if good]
         self._taken = -1  # what was put is no training batch
         return losses.item(), count, torch.cat(found)
-
-    def _rows(self, index: int, seen: dict[str, Tensor]) -> Tensor:
-        """The detections in an image as rows, in pixels of the image and with the ids of the data set."""
-        split = self.album.test.split
-        boxes = crops.restore(seen["boxes"].double().cpu(), split.sizes[index], self.config.crop)
-        kinds = torch.tensor(list(split.categories), dtype=torch.float64)[seen["labels"].cpu()]
-        rows = torch.empty(len(boxes), COLUMNS, dtype=torch.float64)
-        rows[:, 0], rows[:, 1], rows[:, 6] = split.ids[index], kinds, seen["scores"].double().cpu()
-        rows[:, 2:4], rows[:, 4:6] = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
-        return rows
-
-    def _examples(self) -> list[dict[str, Any]]:
-        """A few test images, evenly spread over the split: their true boxes, and what was seen of them for sure."""
-        split = self.album.test.split
-        names = list(split.categories.values())
-        kinds = dict(zip(split.categories, names, strict=True))
-        shown = []
-        for index in range(0, len(split), max(1, len(split) // SHOWN))[:SHOWN]:
-            boxes, labels = split.marked(index, int(split.starts[index : index + 2].diff()))
-            mine = self.found[(self.found[:, 0] == split.ids[index]) & (self.found[:, 6] >= SURE)][:MOST_SHOWN]
-            true = zip(boxes.tolist(), labels.tolist(), strict=True)
-            shown.append(
-                {
-                    "name": split.paths[index].name,
-                    "size": split.sizes[index].tolist(),
-                    "true": [[names[label], *(round(v, 1) for v in box)] for box, label in true],
-                    "seen": [
-                        [kinds[int(kind)], round(x, 1), round(y, 1), round(x + w, 1), round(y + h, 1), round(score, 3)]
-                        for _, kind, x, y, w, h, score in mine.tolist()
-                    ],
-                }
-            )
-        return shown

@@ -43,7 +43,7 @@ def seen_boxes(recipe: str, records: Sequence[dict[str, Any]], data: Path | None
         title=f"Detections on {recipe}",
         caption=f"Test images: true boxes above, then what was seen (score at least 0.3) by {seers}.",
         compute=partial(_boxes, [first[row] for row in rows]),
-        draw=partial(_draw, folder=folder),
+        draw=partial(_draw, seers=["true", *rows], folder=folder),
     )
 
 
@@ -58,12 +58,11 @@ def _boxes(records: Sequence[dict[str, Any]]) -> Columns:
     return {name: [line[k] for line in lines] for k, name in enumerate(names)}
 
 
-def _draw(columns: Columns, folder: Path | None) -> Figure:
+def _draw(columns: Columns, seers: Sequence[str], folder: Path | None) -> Figure:
     lines: list[dict[str, Any]] = [
         dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)
     ]
     images = list(dict.fromkeys(line["image"] for line in lines))
-    seers = list(dict.fromkeys(line["by"] for line in lines))
     kinds = list(dict.fromkeys(line["category"] for line in lines))
     colour = {kind: PALETTE[COLOURS[k % len(COLOURS)]] for k, kind in enumerate(kinds)}
     with mpl.rc_context(STYLE):

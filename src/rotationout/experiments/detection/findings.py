@@ -1,0 +1,63 @@
+"""What was found in test images, as rows of numbers in pixels of the image and with the ids of the data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .annotations import Split
+from .crops import restore
+
+__all__ = ["COLUMNS", "as_rows", "examples"]
+
+COLUMNS = ("image", "category", "left", "top", "width", "height", "score")
+SHOWN, SURE, MOST_SHOWN = 4, 0.3, 40
+"""A record shows so many images, and of each the detections that are at least so sure, up to so many."""
+
+
+def as_rows(split: Split, index: int, seen: dict[str, Tensor], window: int) -> Tensor:
+    """Detections in the window on an image, (n, 7), fp64, on the CPU.
+
+    Args:
+        split: the split of the image.
+        index: its number there.
+        seen: boxes, scores and labels.
+        window: pixels of a side of the window, in whose corner the image lay.
+    """
+    boxes = restore(seen["boxes"].double().cpu(), split.sizes[index], window)
+    kinds = torch.tensor(list(split.categories), dtype=torch.float64)[seen["labels"].cpu()]
+    images = torch.full_like(kinds, split.ids[index])
+    sizes = boxes[:, 2:] - boxes[:, :2]
+    return torch.column_stack([images, kinds, boxes[:, :2], sizes, seen["scores"].double().cpu()])
+
+
+def examples(split: Split, found: Tensor) -> list[dict[str, Any]]:
+    """A few images, evenly spread over the split: their true boxes, and what was found in them with some certainty.
+
+    Boxes are a category's name, left, top, right and bottom; those that were found have a score behind that.
+    """
+    names = list(split.categories.values())
+    shown = []
+    for index in range(0, len(split), max(1, len(split) // SHOWN))[:SHOWN]:
+        boxes, labels = split.marked(index, int(split.starts[index : index + 2].diff()))
+        mine = found[(found[:, 0] == split.ids[index]) & (found[:, 6] >= SURE)][:MOST_SHOWN].tolist()
+        shown.append(
+            {
+                "name": split.paths[index].name,
+                "size": split.sizes[index].tolist(),
+                "true": [
+                    [names[label], *_rounded(*box)] for label, box in zip(labels.tolist(), boxes.tolist(), strict=True)
+                ],
+                "seen": [
+                    [split.categories[int(kind)], *_rounded(x, y, x + w, y + h), round(score, 3)]
+                    for _, kind, x, y, w, h, score in mine
+                ],
+            }
+        )
+    return shown
+
+
+def _rounded(*box: float) -> list[float]:
+    return [round(value, 1) for value in box]
