@@ -49,7 +49,7 @@ def test_every_command_has_help_with_an_example_that_parses(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for path in ("an4.pt", "w.pt", "CORPUS"):
+    for path in ("an4.pt", "w.pt", "CORPUS", "IMAGEWOOF"):
         (tmp_path / path).touch()
     called: list[str] = []
 
@@ -255,7 +255,7 @@ def test_the_demo_has_the_settings_of_the_study() -> None:
 
 def test_fields_are_described_where_they_are_defined() -> None:
     for config in fields.TASKS:
-        described = fields._descriptions(fields.Config) | fields._descriptions(config)
+        described = fields._descriptions(config)
         names = {field.name for field in fields.dataclasses.fields(config)}
         assert names <= described.keys()
     assert fields._descriptions(fields.Config)["rate_factor"] == "see there."

@@ -64,7 +64,7 @@ def test_folders_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
 def test_packed_files_are_the_same_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = data_set(tmp_path / "data")
     assert cli.main(["images", str(root), str(tmp_path / "packed")]) == 0
-    assert "train.pt: 0.0 MiB" in capsys.readouterr().out
+    assert "train.pt: 0.0 MB" in capsys.readouterr().out
     for split in ("train", "val"):
         files, packed = open_split(root, split), open_split(tmp_path / "packed", split)
         assert (files.split, files.classes, files.names, files.labels) == (
@@ -99,7 +99,8 @@ def test_folders_that_are_wrong_are_refused(tmp_path: Path, capsys: pytest.Captu
         (root / "train" / name / "a.png").write_bytes(picture(0, kind="PNG"))
     with pytest.raises(ValueError, match="1 classes of 'train' are not in 'val': n8"):
         check_classes(open_split(root, "train"), open_split(root, "val"))
-    assert cli.main(["images", str(tmp_path / "nowhere"), str(tmp_path / "p")]) == 1
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["images", str(tmp_path / "empty"), str(tmp_path / "p")]) == 1
     assert "has no folder for each class" in capsys.readouterr().err
 
 

@@ -81,9 +81,11 @@ def _parameters() -> list[inspect.Parameter]:
 
 
 def _descriptions(config: type[Config]) -> dict[str, str]:
-    """What the docstring says of each field, without the marks of its markup."""
-    listed = inspect.cleandoc(config.__doc__ or "").partition("Args:\n")[2]
-    entries = re.findall(r"^ {4}(\w+): (.*?)(?=^ {0,4}\S|\Z|\n\n)", listed, flags=re.S | re.M)
+    """What the docstrings of a class and of those it is made from say of each field, without the marks of markup."""
+    entries: list[tuple[str, str]] = []
+    for ancestor in reversed(config.__mro__):
+        listed = inspect.cleandoc(ancestor.__doc__ or "").partition("Args:\n")[2]
+        entries += re.findall(r"^ {4}(\w+): (.*?)(?=^ {0,4}\S|\Z|\n\n)", listed, flags=re.S | re.M)
     return {name: re.sub(r"[`\[\]]|rotationout\.experiments\.", "", " ".join(text.split())) for name, text in entries}
 
 

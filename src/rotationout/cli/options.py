@@ -12,6 +12,7 @@ __all__ = [
     "Device",
     "Json",
     "Recipe",
+    "Records",
     "Results",
     "rows_of",
     "some_figures",
@@ -77,4 +78,5 @@ Device = Annotated[
         "--device", metavar="NAME", callback=_device, help="cpu, cuda or cuda:1; cuda if there is one, else cpu."
     ),
 ]
+Records = Annotated[Path, typer.Option("--results", "--out", metavar="DIR", help="Where the records are.")]
 Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where the records of runs are.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Json, Recipe, Results
+from .options import Json, Recipe, Records
 from .output import print_json
 
 __all__ = ["score"]
@@ -18,7 +18,7 @@ def score(
     data: Annotated[
         Path, typer.Option("--data", metavar="DIR", help="The data set, in COCO's layout; its annotations are read.")
     ],
-    results: Results = Path("results"),
+    results: Records = Path("results"),
     again: Annotated[bool, typer.Option("--again", help="Also records that have scores.")] = False,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="DIR", help="Draw detections on test images there.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Json, Recipe, rows_of, some_recipes
+from .options import Json, Recipe, Records, rows_of, some_recipes
 from .output import as_dicts, print_json, show
 from .trouble import chosen
 
@@ -49,9 +49,7 @@ def rows(
 
 def table(
     recipe: Recipe,
-    results: Annotated[Path, typer.Option("--results", "--out", metavar="DIR", help="Where the records are.")] = Path(
-        "results"
-    ),
+    results: Records = Path("results"),
     json: Json = False,
 ) -> None:
     """Print what the records of a table say, beside the paper's numbers.

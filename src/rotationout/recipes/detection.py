@@ -41,7 +41,7 @@ def coco() -> DetectionConfig:
 def bccd() -> DetectionConfig:
     """BCCD from drawn weights, without noise."""
     return _base("bccd", batches=BCCD_IMAGES // 8, epochs=60, drops=(34, 48)).replace(
-        batch=8, learning_rate=0.02, warmup=100
+        batch=8, learning_rate=0.01, warmup=100
     )
 
 
