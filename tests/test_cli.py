@@ -258,4 +258,4 @@ def test_fields_are_described_where_they_are_defined() -> None:
         described = fields._descriptions(config)
         names = {field.name for field in fields.dataclasses.fields(config)}
         assert names <= described.keys()
-    assert fields._descriptions(fields.Config)["rate_factor"] == "see there."
+    assert fields._descriptions(fields.Config)["rate_factor"].startswith("what the learning rate is multiplied by")

@@ -9,6 +9,7 @@ import typer
 
 from .options import Json, Results
 from .output import print_json
+from .trouble import say
 
 __all__ = ["BENCHMARKS", "NoTheory", "report"]
 
@@ -36,6 +37,9 @@ def report(
     """
     from ..report import whole
 
+    for folder, kind in ((results, "runs"), (benchmarks, "benchmarks")):
+        if not folder.is_dir():
+            say(f"there is no folder {folder}: the page will be without records of {kind}")
     page = whole.write(out, results, benchmarks if benchmarks.is_dir() else None, figures=not no_theory)
     if json:
         print_json({"page": str(page)})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Device, Json, Recipe, some_rows
+from .options import Device, Json, Recipe, rows_of, some_rows
 from .output import print_json
 from .trouble import INTERRUPTED, UNFINISHED, chosen, misuse, say
 
@@ -55,8 +55,11 @@ def train(
     recipe: Recipe,
     data: Data,
     row: Annotated[
-        str, typer.Option("--row", metavar="NAME", help="The row of the table.", autocompletion=some_rows)
-    ] = "none",
+        str | None,
+        typer.Option(
+            "--row", metavar="NAME", help="The row; the table's first if not given.", autocompletion=some_rows
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and noise.")] = 0,
     out: Out = Path("results"),
     checkpoints: Checkpoints = Path("out/checkpoints"),
@@ -78,7 +81,7 @@ def train(
         rotationout train an4 --row rotation --p 0.1 --data an4.pt
     """
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes)
-    records, code = _run(recipe, [row], [seed], way, fields)
+    records, code = _run(recipe, [row] if row is not None else rows_of(recipe)[:1], [seed], way, fields)
     if json and records:
         print_json(records[0])
     raise typer.Exit(code)

@@ -62,10 +62,9 @@ def table(
     """
     from ..experiments.results import read_records
     from ..experiments.tasks import TASKS
-    from ..recipes import TABLES
+    from ..recipes import TABLES, name_of
 
-    names = [name for name in TABLES if recipe == name or recipe.startswith(f"{name}_")]
-    name = max(names, key=len) if names else chosen("TABLE", recipe, TABLES)
+    name = name_of(recipe) or chosen("TABLE", recipe, TABLES)
     records = read_records(results, recipe)
     if not records:
         raise ValueError(f"there are no records of {recipe} in {results} yet; rotationout sweep {name} makes them")
