@@ -100,9 +100,8 @@ def _help(name: str, configs: Sequence[type[Config]]) -> str:
     """
     texts: dict[str, list[str]] = {}
     for config in configs:
-        texts.setdefault(_descriptions(config).get(name, ""), []).append(
-            "" if config is Config else TASKS[config].title
-        )
+        title = "" if config is Config else TASKS[config].title
+        texts.setdefault(_descriptions(config).get(name, ""), []).append(title)
     lines = [f"{', '.join(titles)}: {text}" if len(configs) > 1 else text for text, titles in texts.items()]
     return " ".join([*lines, f"One of {', '.join(CHOICES[name])}." if name in CHOICES else ""]).strip()
 

@@ -56,9 +56,7 @@ def train(
     data: Data,
     row: Annotated[
         str | None,
-        typer.Option(
-            "--row", metavar="NAME", help="The row; the table's first if not given.", autocompletion=some_rows
-        ),
+        typer.Option("--row", metavar="NAME", help="The row; the first if not given.", autocompletion=some_rows),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and noise.")] = 0,
     out: Out = Path("results"),

@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Section", "Table", "render"]
+__all__ = ["SINGLE", "Section", "Table", "render"]
+
+SINGLE = "Some rows are single runs: their differences may be chance."
+"""What stands out where no error can be given."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. ``figure`` is an ``<svg>`` element; ``finding`` is the one sentence that stands out."""
+    """A part of the page.
+
+    ``figure`` is an ``<svg>`` element, ``more`` are further ones, each with its caption; ``finding`` is the one
+    sentence that stands out.
+    """
 
     title: str
     prose: list[str]
@@ -44,6 +51,7 @@ class Section:
     figure: str = ""
     caption: str = ""
     finding: str = ""
+    more: Sequence[tuple[str, str]] = ()
 
 
 def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> str:
@@ -57,7 +65,11 @@ def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    figures = [_own_ids(section.figure, f"f{i}-") for i, section in enumerate(sections)]
+    figures = []
+    for place, section in enumerate(sections):
+        shown = [(section.figure, section.caption)] if section.figure else []
+        numbered = enumerate([*shown, *section.more])
+        figures.append([(_own_ids(svg, f"f{place}-{k}-"), caption) for k, (svg, caption) in numbered])
     template = environment.get_template("page.html.j2")
     return template.render(title=title, lead=lead, sections=list(zip(sections, figures, strict=True)), footer=footer)
 

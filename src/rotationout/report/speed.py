@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..experiments.records import readable
 from .page import Table
 
 __all__ = ["cpu_table", "gpu_table"]
@@ -29,13 +30,15 @@ CPU_COLUMNS = (
 
 def gpu_table(record: Path) -> Table:
     """Device time of forward + backward relative to nn.Dropout, large tensors."""
-    rows = [row for row in json.loads(record.read_text(encoding="utf-8"))["rows"] if "both_us" in row]
-    return _table(rows, GPU_COLUMNS, lambda row: float(row["captured_us"][0]) / 1e3)
+    with readable(record):
+        rows = [row for row in json.loads(record.read_text(encoding="utf-8"))["rows"] if "both_us" in row]
+        return _table(rows, GPU_COLUMNS, lambda row: float(row["captured_us"][0]) / 1e3)
 
 
 def cpu_table(record: Path) -> Table:
     """Time of forward + backward relative to nn.Dropout."""
-    return _table(json.loads(record.read_text(encoding="utf-8"))["rows"], CPU_COLUMNS, lambda row: float(row["ms"]))
+    with readable(record):
+        return _table(json.loads(record.read_text(encoding="utf-8"))["rows"], CPU_COLUMNS, lambda row: float(row["ms"]))
 
 
 def _table(
