@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..experiments.config import Config
     from ..experiments.run import Run
 
-__all__ = ["sweep", "train"]
+__all__ = ["numbers", "sweep", "train"]
 
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data, as said above.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where records go.")]
@@ -112,16 +112,16 @@ def sweep(
         rotationout sweep an4 --row none --row rotation --data an4.pt
     """
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes, together)
-    records, code = _run(recipe, row, _numbers(seeds), way, fields)
+    records, code = _run(recipe, row, numbers(seeds), way, fields)
     if json and records is not None:
         print_json(records)
     raise typer.Exit(code)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """The seeds of a list.
 
-    >>> _numbers("0,2"), _numbers("0-2"), _numbers("7,1-2")
+    >>> numbers("0,2"), numbers("0-2"), numbers("7,1-2")
     ([0, 2], [0, 1, 2], [7, 1, 2])
     """
     found: list[int] = []

@@ -39,7 +39,7 @@ def curves_figure(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 3.4), layout="constrained")
         axes = figure.subplots()
-        lowest, highest = math.inf, 0.0
+        lowest, highest, peak = math.inf, 0.0, 0.0
         for (row, curves), (line, colour) in zip(rows.items(), looks, strict=False):
             epochs = min(map(len, curves))
             points = factor * np.array([curve[:epochs] for curve in curves])
@@ -49,10 +49,11 @@ def curves_figure(
             last = points[:, -max(epochs // 4, 1) :]
             top = points if more_is_better else last
             lowest, highest = min(lowest, float(last.min())), max(highest, float(top.max()))
+            peak = max(peak, float(points.max()))
         axes.set(xlabel="epoch", ylabel=label)
         # The question is where the curves end; the first epochs may leave the picture.
         bottom = max(0.0, 2.5 * lowest - 1.5 * highest - 5)
-        axes.set_ylim(*(bottom, highest + 1) if more_is_better else (0.0, 2.5 * highest))
+        axes.set_ylim(*(bottom, highest + 1) if more_is_better else (0.0, min(2.5 * highest, 1.05 * peak)))
         figure.legend(loc="outside lower center", ncols=2 if len(rows) < 10 else 3, fontsize=8)
         finish(axes)
     return figure

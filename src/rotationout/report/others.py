@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..experiments.records import readable
@@ -28,12 +29,12 @@ def _changed(folder: Path) -> str | None:
 def _section(folder: Path, name: str) -> Section:
     records = read_records(folder.parent, folder.name)
     task = TASKS[type(TABLES[name]()[0])]
-    changes = folder.name.removeprefix(f"{name}_")
+    changes = re.sub(r"(=[^_]*)_", r"\1, ", folder.name.removeprefix(f"{name}_"))  # a value has no _
     with readable(folder):
         where = ", ".join(sorted({record["device"] for record in records}))
         steps = ", ".join(f"{steps:,}" for steps in sorted({record["steps"] for record in records}))
         prose = [
-            f"The table {name} with other settings: {changes}. {len(records)} runs of {steps} steps on {where}. "
+            f"The table {name} with other settings: {changes}. Runs of {steps} steps on {where}. "
             "What the paper prints is of its own settings."
         ]
         return Section(f"Other runs: {name}, {changes}", prose, task.table(records))

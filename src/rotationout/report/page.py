@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 __all__ = ["SINGLE", "Section", "Table", "render"]
 
@@ -42,7 +42,7 @@ class Section:
     """A part of the page.
 
     ``figure`` is an ``<svg>`` element, ``more`` are further ones, each with its caption; ``finding`` is the one
-    sentence that stands out.
+    sentence that stands out; ``asides`` are lists that open when their summary is clicked.
     """
 
     title: str
@@ -52,6 +52,7 @@ class Section:
     caption: str = ""
     finding: str = ""
     more: Sequence[tuple[str, str]] = ()
+    asides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> str:

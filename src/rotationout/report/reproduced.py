@@ -50,26 +50,30 @@ PARTS = (
 def section(results: Path) -> Section:
     """The part of the report that says so."""
     rows = [
-        [part.title, part.what, _state(results, part.own) if part.own else "computed", _state(results, part.stand_ins)]
+        [_name(part), _state(results, part.own) if part.own else "computed", _state(results, part.stand_ins)]
         for part in PARTS
     ]
-    missing = [f"{part.title} ({part.what})" for part in PARTS if part.own and not _recorded(results, part.own)]
+    missing = [_name(part) for part in PARTS if part.own and not _recorded(results, part.own)]
     reasons = [
-        "For each table and figure of the paper, how many rows have records, and how many runs the row with the fewest "
-        "has. The paper has five runs a row where it says how many.",
+        "For each table and figure of the paper: how many rows of the recipe that repeats it have records, and n, the "
+        "fewest runs of a row that has some. The paper has five runs a row where it says how many.",
         "ImageNet, COCO and WSJ must be had from their owners, and no run on them was made for this page unless it is "
         "counted here; the recipes are there for those who have the data. Imagewoof, BCCD and AN4 stand in for them: "
         "other data, so that their numbers may be compared with each other and not with the paper’s.",
         "CIFAR-100 is free: what is missing of Table 1 and Figure 2 has not been run yet. Figures 1, 3, 4 and 5 need "
-        "no training and are computed for this page.",
+        "no training: they are computed, and on this page unless it was made without figures of the theory.",
         "The paper’s appendix on small batches trains nothing; what is trained of it here is ours.",
     ]
     return Section(
-        "What is not reproduced",
+        "What is not reproduced, and why",
         reasons,
-        Table(["of the paper", "what", "as in the paper", "stand-in"], rows),
-        finding=f"There are no records yet of {', '.join(missing)}." if missing else "Every table has records.",
+        Table(["of the paper", "on its data", "on a stand-in"], rows),
+        finding=f"There are no records yet of {'; '.join(missing)}." if missing else "Every table has records.",
     )
+
+
+def _name(part: Part) -> str:
+    return f"{part.title}: {part.what}"
 
 
 def _recorded(results: Path, recipes: tuple[str, ...]) -> bool:

@@ -50,9 +50,18 @@ def _table(
     for tensor in dict.fromkeys(row["tensor"] for row in rows):
         times = {row["noise"]: time(row) for row in rows if row["tensor"] == tensor}
         base = times["nn.Dropout"]
-        cells = [f"{base:.3g} ms"]
+        cells = [f"{_three(base)} ms"]
         for _, names in columns[1:]:
             found = next((times[name] for name in names if name in times), None)
             cells.append("–" if found is None else f"{found / base:.2f}×")
         lines.append([tensor, *cells])
     return Table(["tensor", *(name for name, _ in columns)], lines)
+
+
+def _three(value: float) -> str:
+    """A number to three digits, zeros too.
+
+    >>> _three(1.0), _three(0.58), _three(174.2)
+    ('1.00', '0.580', '174')
+    """
+    return f"{value:#.3g}".rstrip(".")

@@ -49,9 +49,8 @@ def table3(records: Sequence[dict[str, Any]]) -> Table:
         base, rival = (_scores(found.get(name, []), "ap") for name in (_base(row), RIVALS.get(row, "")))
         tests = [significance(ours[0], others) for others in (base, rival)]
         same = coco and row in PAPER
-        cells = [
-            cell for mine, theirs in zip(ours, printed, strict=True) for cell in (_cell(mine, theirs, same), theirs)
-        ]
+        both = [(_cell(mine, theirs, same), theirs) for mine, theirs in zip(ours, printed, strict=True)]
+        cells = [cell for pair in both for cell in pair]
         lines.append([row, str(len(found[row])), *cells, *tests])
     heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
     return Table(["row", "runs", *heads, "p, none", "p, rival"], lines).filled()

@@ -79,7 +79,6 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit distance, "
         "against no noise and against the best of the other noises, without and with weight drop."
         + (f" {STAR}" if recipe == "wsj" else ""),
-        *transcripts(records),
     ]
     return Section(
         TITLES.get(recipe, recipe),
@@ -88,6 +87,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         to_svg(curves_figure(_in_order(records), "cer_curve", "character error rate, %", 1.0)),
         f"Character error rate of tests {CAPTION}",
         "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        asides={"What was said in a few utterances, and what was heard": transcripts(records)},
     )
 
 

@@ -96,17 +96,22 @@ def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     first = records[0]["config"]
     tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
     places = sorted({record["device"] for record in records})
+    cells = table1(records)
     prose = [
         f"{first['steps']:,} steps on batches of {first['batch']}, weight decay "
         f"{', '.join(f'{decay:g}' for decay in sorted({r['weight_decay'] for r in records}))}; accuracy on {tested}. "
         f"Mean ± standard deviation over runs; {len(records)} runs in all, on {', '.join(places)}.",
-        "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard errors "
-        "of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as strong.",
     ]
+    if "the paper's" in cells.header:
+        prose.append(
+            "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard "
+            "errors of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as "
+            "strong."
+        )
     return Section(
         TITLES.get(recipe, recipe),
         prose,
-        table1(records),
+        cells,
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
         "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
