@@ -12,7 +12,7 @@ import typer
 from ..strength import check_rate
 from .options import Json, Results
 from .output import print_json
-from .report import BENCHMARKS, NoTheory
+from .report import BENCHMARKS, DRAWING, NoTheory
 from .trouble import say
 
 __all__ = ["demo"]
@@ -67,6 +67,8 @@ def demo(
     if not json:
         pictures.show(study, Console())
     benchmarks = BENCHMARKS if BENCHMARKS.is_dir() else None
+    if not no_theory:
+        say(DRAWING)
     page = whole.write(out, results, benchmarks, demo=study, figures=not no_theory)
     if json:
         print_json(asdict(study))
