@@ -124,11 +124,16 @@ def test_empty_columns_are_left_out() -> None:
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
     """Under the name of their table and the changes, by the table of their task; other folders are not looked at."""
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd_p=0.1_weight_decay=0.5")
+    shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.json").write_text("[]")
-    titles = [section.title for section in whole.sections(tmp_path, figures=False)]
-    assert titles == ["Other runs: bccd, p=0.1, weight_decay=0.5", "What is not reproduced, and why"]
-    shown = whole.sections(tmp_path, figures=False)[0].table
+    sections = whole.sections(tmp_path, figures=False)
+    assert [section.title for section in sections] == [
+        "Table 3 on BCCD’s blood cells, which stand in for COCO",
+        "Other runs: bccd, p=0.1, weight_decay=0.5",
+        "What is not reproduced, and why",
+    ]
+    shown = sections[1].table
     assert shown is not None
     assert shown.rows[0][:3] == ["none", "1", "54.29"]
 

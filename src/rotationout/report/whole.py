@@ -73,7 +73,10 @@ def write(
     """Write the page of `sections` to ``out``/index.html, and return that path."""
     out.mkdir(parents=True, exist_ok=True)
     lead = "Turn the features instead of dropping them: what was measured, beside what the paper says."
-    footer = "Every number on this page is computed from records of runs; each record names its code and its machine."
+    footer = (
+        "Every measured number on this page comes from a record that says what was run, and on what. The paper’s are as "
+        "printed."
+    )
     page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
