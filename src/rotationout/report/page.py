@@ -19,9 +19,9 @@ class Table:
     header: list[str]
     rows: list[list[str]]
 
-    def filled(self) -> Table:
-        """Without the columns that are dashes all the way down."""
-        kept = [k for k in range(len(self.header)) if any(row[k] != "–" for row in self.rows)]
+    def filled(self, always: int = 0) -> Table:
+        """Without the columns that are dashes all the way down; the first ones, as many as ``always``, are kept."""
+        kept = [k for k in range(len(self.header)) if k < always or any(row[k] != "–" for row in self.rows)]
         return Table([self.header[k] for k in kept], [[row[k] for k in kept] for row in self.rows])
 
     def markdown(self) -> str:

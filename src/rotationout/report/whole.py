@@ -74,8 +74,8 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     lead = "Turn the features instead of dropping them: what was measured, beside what the paper says."
     footer = (
-        "Every measured number on this page comes from a record that says what was run, and on what. The paper’s are as "
-        "printed."
+        "Every measured number on this page comes from a record that says what was run, and on what. The paper’s are "
+        "as printed."
     )
     page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
     path = out / "index.html"
