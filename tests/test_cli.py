@@ -104,6 +104,7 @@ MISTAKES = [
     ("train an4 --data . --wieght-decay 1", 2, "--weight-decay"),
     ("train an4 --data . --steps many", 2, "'--steps': must be int, for instance 100, got 'many'"),
     ("train an4 --data . --stages 2", 2, "'--stages': this is no field of an4; its fields are --noise, --p,"),
+    ("train an4 --data . --noise rotatoin", 2, "did you mean 'rotation'?"),
     ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
     ("score bccd --data nowhere", 2, "'nowhere' does not exist"),
     ("train an4 --data . --p 2 --steps 3", 2, "'--p', '--steps': p is a drop probability and must be in [0, 1)"),
@@ -127,6 +128,7 @@ MISTAKES = [
     ("demo --out file", 1, "file: File exists"),
     ("bench --shape 4", 2, "must be N,D or N,T,D or N,C,H,W, for instance 128,64,32,32, got '4'"),
     ("bench --dtype int8", 2, "must be one of 'float32'"),
+    ("bench --out nowhere/record.json", 2, "there is no folder 'nowhere' to write to"),
     ("bench --p 1", 2, "p is a drop probability"),
     ("bench --device cuda:99 --shape 4,4", 1, "torch finds no GPU here"),
 ]
