@@ -17,8 +17,8 @@ from ..experiments.networks import NETWORKS
 from ..experiments.norms import LABELS
 from ..experiments.studies import STUDIES
 from ..experiments.tasks import TASKS
-from ..registry import ALIASES, KINDS
-from .trouble import chosen, misuse
+from ..registry import KINDS, _resolve
+from .trouble import misuse
 
 __all__ = ["changed", "changes", "data_of_tasks", "with_fields"]
 
@@ -130,7 +130,10 @@ def changes(fields: Mapping[str, str | None], recipe: str, config: type[Config])
             own = ", ".join(_option(known) for known in types if known not in FIXED)
             misuse(f"this is no field of {recipe}; its fields are {own}", _option(name))
     if "noise" in given:
-        chosen(_option("noise"), given["noise"], [*KINDS, *ALIASES])  # before data are read, not after it
+        try:
+            _resolve(given["noise"])  # before data are read, not after it
+        except ValueError as error:
+            misuse(str(error), _option("noise"))
     return {name: _parsed(name, kind, given[name]) for name, kind in types.items() if name in given}
 
 
