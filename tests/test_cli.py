@@ -49,7 +49,7 @@ def test_every_command_has_help_with_an_example_that_parses(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for path in ("an4.pt", "w.pt", "CORPUS", "IMAGEWOOF"):
+    for path in ("an4.pt", "w.pt", "BCCD", "CORPUS", "IMAGEWOOF"):
         (tmp_path / path).touch()
     called: list[str] = []
 
@@ -103,7 +103,10 @@ MISTAKES = [
     ("train an4 --data . --row rotatoin", 2, "did you mean 'rotation'?"),
     ("train an4 --data . --wieght-decay 1", 2, "--weight-decay"),
     ("train an4 --data . --steps many", 2, "'--steps': must be int, for instance 100, got 'many'"),
-    ("train an4 --data . --stages 2", 2, "'--stages': this is no field of an4; its fields are"),
+    ("train an4 --data . --stages 2", 2, "'--stages': this is no field of an4; its fields are --noise, --p,"),
+    ("train an4 --data . --noise rotatoin", 2, "did you mean 'rotation'?"),
+    ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
+    ("score bccd --data nowhere", 2, "'nowhere' does not exist"),
     ("train an4 --data . --p 2 --steps 3", 2, "'--p', '--steps': p is a drop probability and must be in [0, 1)"),
     ("train an4 --data . --device tpu", 2, "must be cpu, cuda, cuda:1 and so on, got 'tpu'"),
     ("train an4 --data .", 1, "neither a manifest.tsv nor a folder with a wav.scp"),
@@ -115,11 +118,17 @@ MISTAKES = [
     ("table wsj --out damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("table an4 --out damaged", 1, "none_seed0.json is not the record of a run: it must have a row, a seed"),
     ("report --out out --results damaged --no-theory", 1, "is not the record of a run"),
+    ("report --out out --results lacking --no-theory", 1, "lacking/cifar100_ghost is damaged"),
+    ("report --out out --results study --no-theory", 1, "study/digits.json is damaged, or not what its name says"),
+    ("report --out out --benchmarks study --no-theory", 1, "study/ops_cpu.json is damaged"),
+    ("table cifar100_ghost --results lacking", 1, "lacking/cifar100_ghost is damaged"),
+    ("figures batchnorm_study --results study", 1, "study/small_batch.json is damaged"),
     ("report --out file", 1, "file: File exists"),
     ("demo --p 0", 2, "0 would compare no noise with no noise"),
     ("demo --out file", 1, "file: File exists"),
     ("bench --shape 4", 2, "must be N,D or N,T,D or N,C,H,W, for instance 128,64,32,32, got '4'"),
     ("bench --dtype int8", 2, "must be one of 'float32'"),
+    ("bench --out nowhere/record.json", 2, "there is no folder 'nowhere' to write to"),
     ("bench --p 1", 2, "p is a drop probability"),
     ("bench --device cuda:99 --shape 4,4", 1, "torch finds no GPU here"),
 ]
@@ -135,6 +144,12 @@ def test_mistakes_are_told_in_a_line(
     for table, text in {"wsj": "{", "an4": "{}"}.items():
         (tmp_path / "damaged" / table).mkdir(parents=True)
         (tmp_path / "damaged" / table / "none_seed0.json").write_text(text)
+    (tmp_path / "lacking" / "cifar100_ghost").mkdir(parents=True)
+    record = {"row": "GroupNorm", "seed": 0, "config": {}}
+    (tmp_path / "lacking" / "cifar100_ghost" / "groupnorm_seed0.json").write_text(json.dumps(record))
+    (tmp_path / "study").mkdir()
+    for name in ("digits", "small_batch", "ops_cpu"):
+        (tmp_path / "study" / f"{name}.json").write_text("[]")
     assert cli.main(line.split()) == code
     err = said(capsys)
     assert message in err
@@ -197,7 +212,8 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("rotationout tr", {"train"}),
         ("rotationout train cifar100_resnet110_s", {"cifar100_resnet110_shift"}),
         ("rotationout rows an4_", {"an4_strength"}),
-        ("rotationout sweep an4 --row rotation,", {"rotation, variational weight drop keep 0.9"}),
+        ("rotationout sweep an4 --row rotation,", {r"rotation,\ variational\ weight\ drop\ keep\ 0.9"}),
+        ("rotationout sweep bccd --row dropo", {r"dropout\ keep\ 0.9"}),
         ("rotationout train an4 --weight-d", {"--weight-decay", "--weight-drop"}),
         ("rotationout train an4 --noise rotation-", {"rotation-sequence"}),
         ("rotationout train an4 --precision fp", {"fp16", "fp32"}),
@@ -258,4 +274,31 @@ def test_fields_are_described_where_they_are_defined() -> None:
         described = fields._descriptions(config)
         names = {field.name for field in fields.dataclasses.fields(config)}
         assert names <= described.keys()
-    assert fields._descriptions(fields.Config)["rate_factor"] == "see there."
+    assert fields._descriptions(fields.Config)["rate_factor"].startswith("what the learning rate is multiplied by")
+
+
+def test_help_says_types_of_values_alone_and_which_tables_have_a_field() -> None:
+    runner = CliRunner()
+    train = " ".join(re.sub("[│╭╮╰╯─]", " ", runner.invoke(app.build(["train"]), ["train", "--help"]).stdout).split())
+    assert "--json Print JSON." in train
+    assert "--seed INT Of weights" in train
+    assert "object detection, speech recognition: epochs from test to test" in train
+    assert "--stages INT,INT,… CIFAR-100: the stages that have the noise. object detection: so many of" in train
+    assert "One of resnet20, resnet110, wrn28_10." in train
+    assert train.count("--test-every") == train.count("--momentum") == 1
+    assert "<bool>" not in runner.invoke(app.build(), ["--help"]).stdout
+
+
+def test_the_first_row_is_run_if_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr("rotationout.experiments.sweep.sweep", lambda configs, *_, **__: ran.extend(configs) or configs)
+    assert cli.main(["train", "cifar100_ghost", "--data", str(tmp_path), "--device", "cpu"]) == 3
+    assert [config.row for config in ran] == [TABLES["cifar100_ghost"]()[0].row]
+
+
+def test_the_demo_prints_its_record_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", "--seeds", "1", "--epochs", "1", "--no-theory", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == json.loads((tmp_path / "out" / "digits.json").read_text())
+    assert shown.err.endswith("rotationout: open out/index.html\n")

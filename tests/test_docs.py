@@ -6,6 +6,7 @@ import importlib
 import inspect
 import io
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import torch
 from benchmarks.records import RESULTS
 
+import rotationout as ro
 from rotationout.cli import main
 from rotationout.experiments.records import Study, mean_sd
 from rotationout.experiments.results import read_records
@@ -161,6 +163,26 @@ def test_every_public_name_has_an_example(module: str) -> None:
         written = inspect.getdoc(value) if callable(value) else None
         shown = ">>>" in written if written else re.search(rf"\b{name}\b", codes)
         assert shown, f"{module}.{name} has no example"
+
+
+def test_every_public_module_is_in_the_reference() -> None:
+    """Packages that users import, and modules that one of them names; what runs and reports experiments is no API."""
+    tools = {
+        "rotationout.cli",
+        "rotationout.experiments",
+        "rotationout.kernels",
+        "rotationout.recipes",
+        "rotationout.report",
+    }
+    packages = {m.name for m in pkgutil.iter_modules(ro.__path__, "rotationout.") if m.ispkg}
+    assert tools <= packages
+    named = {
+        value.__name__
+        for module in MODULES
+        for name in importlib.import_module(module).__all__
+        if inspect.ismodule(value := getattr(importlib.import_module(module), name))
+    }
+    assert (packages - tools) | named | {"rotationout"} <= set(MODULES)
 
 
 @pytest.fixture(scope="module")

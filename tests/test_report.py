@@ -13,8 +13,13 @@ pytest.importorskip("jinja2")
 
 from rotationout import cli
 from rotationout.experiments.results import read_records
-from rotationout.report import whole
+from rotationout.report import reproduced, whole
+from rotationout.report.cells import by_row
+from rotationout.report.curves import curves_figure
+from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.table1 import table1
+from rotationout.report.table3 import table3
+from rotationout.report.table4 import table4
 
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -46,8 +51,13 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
     for title in ("Handwritten digits", "Appendix B", "Speed: nvidia-h200", "Speed: cpu", "What is not reproduced"):
         assert f"<h2>{title}" in page
     assert "There are no records yet of" in page
+    for part in reproduced.PARTS:
+        assert f'<th scope="row">{part.title}: {part.what}</th>' in page
+    drawn = {drawing.name for drawing in all_figures(ROOT / "results")}
+    assert all(set(part.figures) <= drawn for part in reproduced.PARTS if not part.own)
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', page)
+    assert len(re.findall(r'<li><a href="#s\d+">', page)) == len(re.findall("<h2>", page))
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
 
@@ -93,8 +103,10 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         cli.main(["report", "--out", str(tmp_path), "--results", nothing, "--benchmarks", nothing, "--no-theory"]) == 0
     )
-    assert capsys.readouterr().out.strip() == str(tmp_path / "index.html")
-    assert "no records yet of Table 1 (CIFAR-100), Table 2" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    shown = capsys.readouterr()
+    assert shown.out.strip() == str(tmp_path / "index.html")
+    assert f"there is no folder {nothing}: the page will be without records of runs" in shown.err
+    assert "no records yet of Table 1a, 1b: ResNet110 on CIFAR-100;" in (tmp_path / "index.html").read_text("utf-8")
 
 
 def test_empty_columns_are_left_out() -> None:
@@ -107,3 +119,49 @@ def test_empty_columns_are_left_out() -> None:
         "best epoch, %",
         "the paper's",
     ]
+
+
+def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
+    """Under the name of their table and the changes, by the table of their task; other folders are not looked at."""
+    shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd_p=0.1_weight_decay=0.5")
+    shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.json").write_text("[]")
+    sections = whole.sections(tmp_path, figures=False)
+    assert [section.title for section in sections] == [
+        "Table 3 on BCCD’s blood cells, which stand in for COCO",
+        "Other runs: bccd, p=0.1, weight_decay=0.5",
+        "What is not reproduced, and why",
+    ]
+    shown = sections[1].table
+    assert shown is not None
+    assert shown.rows[0][:3] == ["none", "1", "54.29"]
+
+
+def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
+    def states() -> dict[str, list[str]]:
+        table = reproduced.section(tmp_path).table
+        assert table is not None
+        return {row[0].partition(":")[0]: row[1:] for row in table.rows}
+
+    assert states()["Table 3"] == ["0 of 8 rows", "0 of 5 rows"]
+    shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
+    rows = by_row(read_records(tmp_path, "bccd"))
+    fewest = min(map(len, rows.values()))
+    assert states()["Table 3"] == ["0 of 8 rows", f"{len(rows)} of 5 rows, n ≥ {fewest}"]
+    assert states()["Figure 1"] == ["computed", "–"]
+
+
+def test_stars_are_for_the_data_of_the_paper_alone() -> None:
+    runs = [{"row": "none", "edit_distance": d, "cer": d, "recipe": "wsj", "config": {}} for d in (5.0, 5.1)]
+    assert table4(runs).rows[0][2:4] == ["5.05 ± 0.07 *", "9.1"]
+    assert table4([{**run, "recipe": "an4"} for run in runs]).rows[0][2] == "5.05 ± 0.07"
+    seen = [{"row": row, "ap": ap, "recipe": "coco"} for ap in (30.0, 30.1) for row in ("none", "rotation")]
+    cells = {row[0]: row[2] for row in table3(seen).rows}
+    assert cells == {"none": "30.05 ± 0.07 *", "rotation": "30.05 ± 0.07"}, "the paper's has other initial weights"
+
+
+def test_curves_are_drawn_where_tests_were() -> None:
+    record = {"row": "none", "epochs": 25, "cer_curve": [90.0, 20.0, 10.0], "config": {"test_every": 10}}
+    (axes,) = curves_figure([record], "cer_curve", "CER, %", 1.0).axes
+    assert [list(map(float, values)) for values in axes.lines[0].get_data()] == [[10, 20, 25], [90, 20, 10]]

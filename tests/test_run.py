@@ -142,10 +142,10 @@ def test_fields_of_a_task_are_options_and_those_of_others_are_refused(
     assert record["recipe"] == "plane_inputs=2_weights=1.0-0.5"
     assert record["config"]["weights"] == [1.0, 0.5]
     assert cli.main(["train", "plane", *plane, "--stages", "2"]) == 2
-    assert "'--stages': this is no field of plane; its fields are recipe, row, noise, p" in said(capsys)
+    assert "'--stages': this is no field of plane; its fields are --noise, --p, --noise-options" in said(capsys)
     assert cli.main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "Fields of all configs" in shown
+    assert "Fields of all tables" in shown
     assert "Fields of planes" in shown
     assert "Data of planes: a folder with count." in shown
     assert shown.count("--noise-options") == 1

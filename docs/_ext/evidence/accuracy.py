@@ -21,7 +21,7 @@ __all__ = ["PROTOCOL", "texts"]
 PROTOCOL = "cifar100_resnet110_protocol"
 ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
-NOTHING = "No run of it is recorded yet."
+NOTHING = "*No run of this is recorded yet.*"
 
 
 def texts() -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 from typing import Any
 
+from rotationout.cli.runs import numbers, sweep
 from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
 
@@ -14,17 +16,20 @@ from .cells import RESULTS, markdown
 __all__ = ["texts"]
 
 SEEDS = 5
-"""Runs of a row in the paper's Table 1."""
+"""Runs of a row in the paper's tables, where it says how many."""
+ONCE = (PROTOCOL, "an4_strength")
+"""Tables by which something was chosen, of one run a row."""
 
 
 def texts() -> dict[str, str]:
     """By name."""
     records = {name: read_records(RESULTS, name) for name in TABLES}
     seconds = _seconds_of_a_step([record for found in records.values() for record in found])
+    ours = len(numbers(inspect.signature(sweep).parameters["seeds"].default))
     rows = []
     for name, configs in TABLES.items():
         table = configs()
-        seeds = SEEDS if name.endswith(("_paper", "_authors")) else 1  # the others are ours
+        seeds = 1 if name in ONCE else SEEDS if name.endswith(("_paper", "_authors", "imagenet")) else ours
         step = seconds.get(getattr(table[0], "network", name))
         each = None if step is None else step * table[0].steps / 60
         cost = ["not measured", "–"] if each is None else [f"{each:.1f}", f"{each * len(table) * seeds:,.0f}"]

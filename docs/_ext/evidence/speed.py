@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.records import RESULTS as BENCHMARKS
 from benchmarks.tables import cpu_table, gpu_table
 
+from rotationout.recipes import TABLES
+
 from .cells import markdown
 
 __all__ = ["texts"]
@@ -78,8 +80,11 @@ def _networks() -> dict[str, str]:
     ]
     small.append(["`RotationOut2d`, plain torch for the compiler to fuse", fused])
     cells = [[label, _milliseconds(block.get(name)), _milliseconds(compiled[name])] for label, name in small]
+    imagenet = TABLES["imagenet"]()[0]
     return {
         **found,
+        "resnet50_step": f"{whole['none']:.1f}",
+        "imagenet_hours": f"{whole['none'] * imagenet.steps / 3.6e6:.0f}",
         "block_table": markdown(["noise", "eager, ms", "compiled, ms"], cells),
         "recurrent_cpu": _recurrent("cpu"),
         "recurrent_gpu": _recurrent("nvidia-h200"),

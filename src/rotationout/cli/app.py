@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from .. import __version__
 from . import bench, demo, diagnose, features, figures, images, report, runs, score, tables, trouble
+from .layout import Command, Group
 from .options import words_to_complete
 
 __all__ = ["COMMANDS", "build", "help_of", "run"]
@@ -53,6 +54,7 @@ def run(words: Sequence[str]) -> int:
 def build(words: Sequence[str] = WITH_FIELDS) -> typer.Typer:
     """The application. Fields of configs are looked up for those commands alone that are among ``words``."""
     app = typer.Typer(
+        cls=Group,
         help="RotationOut: noise that turns features, its experiments, and what noise does to your model.",
         epilog="rotationout COMMAND --help has an example of each.",
         no_args_is_help=True,
@@ -66,7 +68,7 @@ def build(words: Sequence[str] = WITH_FIELDS) -> typer.Typer:
             from .fields import data_of_tasks, with_fields  # these need torch
 
             text, chosen = f"{text}\n\n{data_of_tasks()}", with_fields(chosen)
-        app.command(name, help=escape(text), no_args_is_help=_needs_arguments(function))(chosen)
+        app.command(name, cls=Command, help=escape(text), no_args_is_help=_needs_arguments(function))(chosen)
     return app
 
 

@@ -59,6 +59,8 @@ def bench(
         check_rate(p)
     except ValueError as error:
         misuse(str(error), "--p")
+    if out is not None and not out.parent.is_dir():
+        misuse(f"there is no folder {str(out.parent)!r} to write to", "--out")  # before the work, not after it
     kind = getattr(torch, chosen("--dtype", dtype, DTYPES))
     if threads is not None:
         torch.set_num_threads(threads)

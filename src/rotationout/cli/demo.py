@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..strength import check_rate
-from .options import Results
-from .report import BENCHMARKS, NoTheory
+from .options import Json, Results
+from .output import print_json
+from .report import BENCHMARKS, DRAWING, NoTheory
+from .trouble import say
 
 __all__ = ["demo"]
 
@@ -38,11 +41,12 @@ def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results go.")] = Path("out"),
     results: Results = Path("results"),
     no_theory: NoTheory = False,
+    json: Json = False,
 ) -> None:
     """Train on handwritten digits with no noise, Dropout and RotationOut.
 
     It takes about a minute on a CPU and needs no data but scikit-learn's. It ends with the page that rotationout report
-    writes, the digits first.
+    writes, the digits first. With --json the record of the study is printed.
 
     Example:
         rotationout demo
@@ -60,6 +64,14 @@ def demo(
     study = digits.run(p, seeds, epochs)
     study.save(out / "digits.json")
     pictures.write(study, out)
-    pictures.show(study, Console())
+    if not json:
+        pictures.show(study, Console())
     benchmarks = BENCHMARKS if BENCHMARKS.is_dir() else None
-    print(f"Open {whole.write(out, results, benchmarks, demo=study, figures=not no_theory)}")
+    if not no_theory:
+        say(DRAWING)
+    page = whole.write(out, results, benchmarks, demo=study, figures=not no_theory)
+    if json:
+        print_json(asdict(study))
+        say(f"open {page}")
+    else:
+        print(f"Open {page}")

@@ -7,20 +7,28 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
 
 from ..experiments.config import PRECISIONS, Config
+from ..experiments.networks import NETWORKS
+from ..experiments.norms import LABELS
+from ..experiments.studies import STUDIES
 from ..experiments.tasks import TASKS
-from ..registry import KINDS
+from ..registry import KINDS, _resolve
 from .trouble import misuse
 
 __all__ = ["changed", "changes", "data_of_tasks", "with_fields"]
 
 FIXED = ("recipe", "row", "seed")
 """Fields that have options of their own."""
+
+SHARED = "Fields of several kinds of tables"
+
+CHOICES = {"precision": PRECISIONS, "network": tuple(NETWORKS), "norm": tuple(LABELS), "studies": tuple(STUDIES)}
+"""Of fields whose values are few enough to be listed."""
 
 EXAMPLES = {
     "int": "100",
@@ -55,29 +63,47 @@ def with_fields(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Those of fields that all configs have, then those of each task."""
-    groups: list[tuple[str, type[Config]]] = [("Fields of all configs", Config)]
-    groups += [(f"Fields of {task.title}", config) for config, task in TASKS.items()]
-    known, found = set(FIXED), []
-    for title, config in groups:
-        described = _descriptions(config)
+    """Those of fields that all configs have, of fields that some tasks share, then those of each task."""
+    owners: dict[str, list[type[Config]]] = {field.name: [Config] for field in dataclasses.fields(Config)}
+    for config in TASKS:
         for field in dataclasses.fields(config):
-            if field.name in known:
-                continue
-            known.add(field.name)
-            kind = _kind(field)
-            option = typer.Option(
-                None,
-                _option(field.name),
-                metavar=_metavar(kind),
-                help=described.get(field.name, ""),
-                rich_help_panel=title,
-                autocompletion=_completion(field.name, kind),
-            )
-            found.append(
-                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=str | None)
-            )
-    return found
+            if owners.get(field.name) != [Config]:
+                owners.setdefault(field.name, []).append(config)
+    panels = ["Fields of all tables", SHARED, *(_panel(config) for config in TASKS)]
+    found = [_parameter(name, configs) for name, configs in owners.items() if name not in FIXED]
+    return sorted(found, key=lambda parameter: panels.index(parameter.default.rich_help_panel))
+
+
+def _parameter(name: str, configs: Sequence[type[Config]]) -> inspect.Parameter:
+    """The option of a field that these configs have."""
+    field = next(field for field in dataclasses.fields(configs[0]) if field.name == name)
+    option = typer.Option(
+        None,
+        _option(name),
+        metavar=_metavar(_kind(field)),
+        help=_help(name, configs),
+        rich_help_panel=_panel(configs[0]) if len(configs) == 1 else SHARED,
+        autocompletion=_completion(name, _kind(field)),
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=str | None)
+
+
+def _panel(config: type[Config]) -> str:
+    return "Fields of all tables" if config is Config else f"Fields of {TASKS[config].title}"
+
+
+def _help(name: str, configs: Sequence[type[Config]]) -> str:
+    """What a field is; if several tasks have it, of which, and in each what it is where that is not the same.
+
+    >>> _help("momentum", list(TASKS)[:2])
+    'CIFAR-100, image folders: of SGD.'
+    """
+    texts: dict[str, list[str]] = {}
+    for config in configs:
+        title = "" if config is Config else TASKS[config].title
+        texts.setdefault(_descriptions(config).get(name, ""), []).append(title)
+    lines = [f"{', '.join(titles)}: {text}" if len(configs) > 1 else text for text, titles in texts.items()]
+    return " ".join([*lines, f"One of {', '.join(CHOICES[name])}." if name in CHOICES else ""]).strip()
 
 
 def _descriptions(config: type[Config]) -> dict[str, str]:
@@ -91,7 +117,7 @@ def _descriptions(config: type[Config]) -> dict[str, str]:
 
 def _completion(name: str, kind: str) -> Callable[[str], list[str]] | None:
     """How the value of a field is completed, if it is one of a few."""
-    choices = {"noise": tuple(KINDS), "precision": PRECISIONS}.get(name, ("true", "false") if kind == "bool" else ())
+    choices = tuple(KINDS) if name == "noise" else ("true", "false") if kind == "bool" else CHOICES.get(name, ())
     return (lambda incomplete: [word for word in choices if word.startswith(incomplete)]) if choices else None
 
 
@@ -101,7 +127,13 @@ def changes(fields: Mapping[str, str | None], recipe: str, config: type[Config])
     given = {name: text for name, text in fields.items() if text is not None}
     for name in given:
         if name not in types:
-            misuse(f"this is no field of {recipe}; its fields are {', '.join(types)}", _option(name))
+            own = ", ".join(_option(known) for known in types if known not in FIXED)
+            misuse(f"this is no field of {recipe}; its fields are {own}", _option(name))
+    if "noise" in given:
+        try:
+            _resolve(given["noise"])  # before data are read, not after it
+        except ValueError as error:
+            misuse(str(error), _option("noise"))
     return {name: _parsed(name, kind, given[name]) for name, kind in types.items() if name in given}
 
 

@@ -43,8 +43,10 @@ def rows_of(recipe: str) -> list[str]:
 
 def some_rows(incomplete: str) -> list[str]:
     """Rows that begin so, of the table that was typed before."""
-    rows = [row for word in words_to_complete() for row in rows_of(word)]
-    return [row for row in rows if row.startswith(incomplete)]
+    rows = [row for word in words_to_complete() for row in rows_of(word) if row.startswith(incomplete)]
+    # Bash puts in what it is given as it is: spaces would end the word. Other shells escape them by themselves.
+    bash = os.environ.get("_ROTATIONOUT_COMPLETE") == "complete_bash"
+    return [row.replace(" ", r"\ ") for row in rows] if bash else rows
 
 
 def some_figures(incomplete: str) -> list[tuple[str, str]]:

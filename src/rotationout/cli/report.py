@@ -9,10 +9,12 @@ import typer
 
 from .options import Json, Results
 from .output import print_json
+from .trouble import say
 
-__all__ = ["BENCHMARKS", "NoTheory", "report"]
+__all__ = ["BENCHMARKS", "DRAWING", "NoTheory", "report"]
 
 BENCHMARKS = Path("benchmarks/results")
+DRAWING = "drawing the figures of the theory, about half a minute"
 NoTheory = Annotated[
     bool, typer.Option("--no-theory", help="Leave the figures of the theory off, which take half a minute.")
 ]
@@ -36,6 +38,11 @@ def report(
     """
     from ..report import whole
 
+    for folder, kind in ((results, "runs"), (benchmarks, "benchmarks")):
+        if not folder.is_dir():
+            say(f"there is no folder {folder}: the page will be without records of {kind}")
+    if not no_theory:
+        say(DRAWING)
     page = whole.write(out, results, benchmarks if benchmarks.is_dir() else None, figures=not no_theory)
     if json:
         print_json({"page": str(page)})

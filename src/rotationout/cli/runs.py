@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Device, Json, Recipe, some_rows
+from .options import Device, Json, Recipe, rows_of, some_rows
 from .output import print_json
 from .trouble import INTERRUPTED, UNFINISHED, chosen, misuse, say
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..experiments.config import Config
     from ..experiments.run import Run
 
-__all__ = ["sweep", "train"]
+__all__ = ["numbers", "sweep", "train"]
 
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data, as said above.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where records go.")]
@@ -63,8 +63,9 @@ def train(
     recipe: Recipe,
     data: Data,
     row: Annotated[
-        str, typer.Option("--row", metavar="NAME", help="The row of the table.", autocompletion=some_rows)
-    ] = "none",
+        str | None,
+        typer.Option("--row", metavar="NAME", help="The row; the first if not given.", autocompletion=some_rows),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and noise.")] = 0,
     out: Out = Path("results"),
     checkpoints: Checkpoints = Path("out/checkpoints"),
@@ -86,7 +87,7 @@ def train(
         rotationout train an4 --row rotation --p 0.1 --data an4.pt
     """
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes)
-    records, code = _run(recipe, [row], [seed], way, fields)
+    records, code = _run(recipe, [row] if row is not None else rows_of(recipe)[:1], [seed], way, fields)
     if json and records:
         print_json(records[0])
     raise typer.Exit(code)
@@ -125,16 +126,16 @@ def sweep(
         rotationout sweep an4 --row none --row rotation --data an4.pt
     """
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes, together, processes)
-    records, code = _run(recipe, row, _numbers(seeds), way, fields)
+    records, code = _run(recipe, row, numbers(seeds), way, fields)
     if json and records is not None:
         print_json(records)
     raise typer.Exit(code)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     """The seeds of a list.
 
-    >>> _numbers("0,2"), _numbers("0-2"), _numbers("7,1-2")
+    >>> numbers("0,2"), numbers("0-2"), numbers("7,1-2")
     ([0, 2], [0, 1, 2], [7, 1, 2])
     """
     found: list[int] = []

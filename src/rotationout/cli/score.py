@@ -9,6 +9,7 @@ import typer
 
 from .options import Json, Recipe, Records
 from .output import print_json
+from .trouble import chosen
 
 __all__ = ["score"]
 
@@ -16,7 +17,10 @@ __all__ = ["score"]
 def score(
     recipe: Recipe,
     data: Annotated[
-        Path, typer.Option("--data", metavar="DIR", help="The data set, in COCO's layout; its annotations are read.")
+        Path,
+        typer.Option(
+            "--data", metavar="DIR", exists=True, help="The data set, in COCO's layout; its annotations are read."
+        ),
     ],
     results: Records = Path("results"),
     again: Annotated[bool, typer.Option("--again", help="Also records that have scores.")] = False,
@@ -31,7 +35,10 @@ def score(
         rotationout score bccd --data BCCD --picture out/figures
     """
     from ..experiments.detection.scoring import score_records
+    from ..recipes import detection, name_of
 
+    if name_of(recipe) not in detection.TABLES:
+        chosen("TABLE", recipe, detection.TABLES)
     found = score_records(results, recipe, data, again=again)
     drawn = _draw(recipe, results, data, picture) if picture is not None else []
     if json:

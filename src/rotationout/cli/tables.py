@@ -60,17 +60,18 @@ def table(
     Example:
         rotationout table an4
     """
+    from ..experiments.records import readable
     from ..experiments.results import read_records
     from ..experiments.tasks import TASKS
-    from ..recipes import TABLES
+    from ..recipes import TABLES, name_of
 
-    names = [name for name in TABLES if recipe == name or recipe.startswith(f"{name}_")]
-    name = max(names, key=len) if names else chosen("TABLE", recipe, TABLES)
+    name = name_of(recipe) or chosen("TABLE", recipe, TABLES)
     records = read_records(results, recipe)
     if not records:
         raise ValueError(f"there are no records of {recipe} in {results} yet; rotationout sweep {name} makes them")
     task = TASKS[type(TABLES[name]()[0])]
-    cells, notes = task.table(records), task.notes(records)
+    with readable(results / recipe):
+        cells, notes = task.table(records), task.notes(records)
     if json:
         print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), "notes": notes.splitlines()})
         return

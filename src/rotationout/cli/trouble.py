@@ -20,6 +20,7 @@ EXTRAS = {
     "jinja2": "demo",
     "matplotlib": "demo",
     "numpy": "demo",
+    "pycocotools": "detection",
     "scipy": "demo",
     "sklearn": "demo",
     "soundfile": "speech",

@@ -32,12 +32,12 @@ class ClassificationConfig(ClassifierConfig):
     """A run on CIFAR-100.
 
     Args:
-        network: one of `rotationout.experiments.networks.NETWORKS`.
+        network: what is trained.
         stages: the stages that have the noise.
-        norm: what normalises in the place of BatchNorm, of `rotationout.experiments.norms.LABELS`.
+        norm: what normalises in the place of BatchNorm.
         ghost_batch: how many examples of a batch are normalised together, 0 for all.
         held_out: train without this many of the training images, and test on them instead of the test set.
-        studies: what is measured of the trained network, of `rotationout.experiments.studies.STUDIES`.
+        studies: what is measured of the trained network.
     """
 
     network: str

@@ -32,11 +32,11 @@ class Config:
         fade_out: steps at the end over which p falls linearly, see `rotationout.Schedule.fade_out`.
         steps: updates in all.
         batch: examples of an update.
-        learning_rate: at the start.
-        milestones: steps at which it is multiplied by ``rate_factor``.
-        rate_factor: see there.
+        learning_rate: that of the first steps.
+        milestones: steps at which the learning rate is multiplied by ``rate_factor``.
+        rate_factor: what the learning rate is multiplied by at each of the milestones.
         weight_decay: of the optimizer.
-        precision: ``"bf16"`` or ``"fp16"`` (autocast, the latter with scaled losses and on a GPU only) or ``"fp32"``.
+        precision: bf16 and fp16 are by autocast, the latter with scaled losses and on a GPU only.
         sync_batchnorm: if several processes share the batches, take BatchNorm's statistics and the means that noises
             turn about over all of them, not over a process's share: the number of processes then changes nothing but
             the noise that is drawn. Alone it means nothing.

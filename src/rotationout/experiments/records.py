@@ -6,14 +6,15 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["LABELS", "Record", "Study", "mean_sd", "surroundings"]
+__all__ = ["LABELS", "Record", "Study", "mean_sd", "readable", "surroundings"]
 
 LABELS = {"none": "No noise", "dropout": "Dropout", "rotationout": "RotationOut"}
 """What each noise is called where people read it, in the order of the rows."""
@@ -69,8 +70,24 @@ class Study:
     @classmethod
     def load(cls, path: Path) -> Study:
         """Read what `save` wrote."""
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return cls(data["p"], data["settings"], [Record(**r) for r in data["records"]])
+        with readable(path):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return cls(data["p"], data["settings"], [Record(**r) for r in data["records"]])
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """What fails inside because a file, or a record in a folder, does not hold what it should: an error that names it.
+
+    >>> with readable(Path("study.json")):
+    ...     {}["settings"]
+    Traceback (most recent call last):
+    ValueError: study.json is damaged, or not what its name says: KeyError('settings')
+    """
+    try:
+        yield
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged, or not what its name says: {error!r}") from error
 
 
 def mean_sd(values: Sequence[float]) -> tuple[float, float]:

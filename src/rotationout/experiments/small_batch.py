@@ -37,7 +37,7 @@ from . import norms
 from .command import attempt, positive_count
 from .digits import load_data
 from .norms import average_statistics
-from .records import mean_sd, surroundings
+from .records import mean_sd, readable, surroundings
 
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
 
@@ -116,8 +116,9 @@ class SmallBatchStudy:
     @classmethod
     def load(cls, path: Path) -> SmallBatchStudy:
         """Read what `save` wrote."""
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return cls(data["settings"], [Result(**r) for r in data["results"]])
+        with readable(path):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return cls(data["settings"], [Result(**r) for r in data["results"]])
 
 
 def build_model(norm: str, ghost_batch: int | None) -> nn.Sequential:

@@ -90,7 +90,7 @@ def _table3(records: Sequence[dict[str, Any]]) -> Table:
 
 TASKS: dict[type[Config], Task] = {
     ClassificationConfig: Task(
-        title="image classification",
+        title="CIFAR-100",
         data="the folder that holds cifar-100-python/",
         load=load_images,
         run=Classification,
@@ -98,7 +98,7 @@ TASKS: dict[type[Config], Task] = {
         data_fields=("held_out",),
     ),
     ImagesConfig: Task(
-        title="classification of folders of images",
+        title="image folders",
         data="a folder with train/<class>/ and val/<class>/, or what `rotationout images` wrote",
         load=load_pictures,
         run=ImageClassification,

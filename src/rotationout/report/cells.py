@@ -8,7 +8,7 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 
-__all__ = ["by_row", "differs", "p_value", "significance", "spread"]
+__all__ = ["by_row", "differs", "marked", "p_value", "significance", "spread"]
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -49,11 +49,24 @@ def significance(one: Sequence[float], other: Sequence[float]) -> str:
 def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
     """Whether a mean is more than two standard errors of the difference away from the paper's mean ± sd over ``runs``.
 
+    Where the paper prints no deviation the error is ours alone; a single run has none, and is never said to differ.
+
     >>> differs([70.0, 70.2], "71.93 ± 0.16"), differs([71.8, 72.2], "71.93 ± 0.16"), differs([60.0], "71.93 ± 0.16")
     (True, False, False)
+    >>> differs([9.0, 9.2], "9.1"), differs([8.0, 8.1], "9.1"), differs([8.0, 8.1], "–")
+    (False, True, False)
     """
-    if len(values) < 2 or "±" not in printed:
+    if len(values) < 2 or printed == "–":
         return False
     mean, sd = mean_sd(values)
-    theirs, deviation = (float(part) for part in printed.split("±"))
+    theirs, deviation = (float(part) for part in (printed if "±" in printed else f"{printed} ± 0").split("±"))
     return abs(mean - theirs) > 2 * math.hypot(sd / len(values) ** 0.5, deviation / runs**0.5)
+
+
+def marked(values: Sequence[float], printed: str, *, same: bool = True) -> str:
+    """`spread`, with a star if it `differs` from what the paper prints; not if that is of other data, not the ``same``.
+
+    >>> marked([8.0, 8.2], "9.1"), marked([8.0, 8.2], "9.1", same=False)
+    ('8.10 ± 0.14 *', '8.10 ± 0.14')
+    """
+    return spread(values) + (" *" if same and differs(values, printed) else "")

@@ -8,7 +8,7 @@ from typing import Any
 from ..experiments.norms import LABELS
 from . import style
 from .cells import by_row, spread
-from .curves import curves_figure
+from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
 __all__ = ["MODES", "RECIPE", "accuracies", "section", "table"]
@@ -74,5 +74,5 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         prose,
         table(records),
         style.to_svg(curves_figure(records)),
-        "Test accuracy after each epoch: mean over seeds, and their range.",
+        f"Test accuracy {CAPTION}",
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-__all__ = ["Section", "Table", "render"]
+__all__ = ["SINGLE", "Section", "Table", "render"]
+
+SINGLE = "Some rows are single runs: their differences may be chance."
+"""What stands out where no error can be given."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,9 @@ class Table:
     header: list[str]
     rows: list[list[str]]
 
-    def filled(self) -> Table:
-        """Without the columns that are dashes all the way down."""
-        kept = [k for k in range(len(self.header)) if any(row[k] != "–" for row in self.rows)]
+    def filled(self, always: int = 0) -> Table:
+        """Without the columns that are dashes all the way down; the first ones, as many as ``always``, are kept."""
+        kept = [k for k in range(len(self.header)) if k < always or any(row[k] != "–" for row in self.rows)]
         return Table([self.header[k] for k in kept], [[row[k] for k in kept] for row in self.rows])
 
     def markdown(self) -> str:
@@ -36,7 +39,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. ``figure`` is an ``<svg>`` element; ``finding`` is the one sentence that stands out."""
+    """A part of the page.
+
+    ``figure`` is an ``<svg>`` element, ``more`` are further ones, each with its caption; ``finding`` is the one
+    sentence that stands out; ``asides`` are lists that open when their summary is clicked.
+    """
 
     title: str
     prose: list[str]
@@ -44,6 +51,8 @@ class Section:
     figure: str = ""
     caption: str = ""
     finding: str = ""
+    more: Sequence[tuple[str, str]] = ()
+    asides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> str:
@@ -57,7 +66,11 @@ def render(title: str, lead: str, sections: Sequence[Section], footer: str) -> s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    figures = [_own_ids(section.figure, f"f{i}-") for i, section in enumerate(sections)]
+    figures = []
+    for place, section in enumerate(sections):
+        shown = [(section.figure, section.caption)] if section.figure else []
+        numbered = enumerate([*shown, *section.more])
+        figures.append([(_own_ids(svg, f"f{place}-{k}-"), caption) for k, (svg, caption) in numbered])
     template = environment.get_template("page.html.j2")
     return template.render(title=title, lead=lead, sections=list(zip(sections, figures, strict=True)), footer=footer)
 

@@ -11,7 +11,7 @@ from ..experiments.records import mean_sd
 from ..recipes.cifar100 import TABLES
 from . import style
 from .cells import by_row, significance, spread
-from .curves import curves_figure
+from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
 __all__ = ["RECIPE", "STATES", "coadaptation_table", "section", "table", "usable", "verdict"]
@@ -110,7 +110,7 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         prose,
         table(records),
         style.to_svg(curves_figure(records)),
-        "Test accuracy after each epoch: mean over seeds, and their range.",
+        f"Test accuracy {CAPTION}",
         verdict(records),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..experiments.records import readable
 from .page import Table
 
 __all__ = ["cpu_table", "gpu_table"]
@@ -29,13 +30,15 @@ CPU_COLUMNS = (
 
 def gpu_table(record: Path) -> Table:
     """Device time of forward + backward relative to nn.Dropout, large tensors."""
-    rows = [row for row in json.loads(record.read_text(encoding="utf-8"))["rows"] if "both_us" in row]
-    return _table(rows, GPU_COLUMNS, lambda row: float(row["captured_us"][0]) / 1e3)
+    with readable(record):
+        rows = [row for row in json.loads(record.read_text(encoding="utf-8"))["rows"] if "both_us" in row]
+        return _table(rows, GPU_COLUMNS, lambda row: float(row["captured_us"][0]) / 1e3)
 
 
 def cpu_table(record: Path) -> Table:
     """Time of forward + backward relative to nn.Dropout."""
-    return _table(json.loads(record.read_text(encoding="utf-8"))["rows"], CPU_COLUMNS, lambda row: float(row["ms"]))
+    with readable(record):
+        return _table(json.loads(record.read_text(encoding="utf-8"))["rows"], CPU_COLUMNS, lambda row: float(row["ms"]))
 
 
 def _table(
@@ -47,9 +50,18 @@ def _table(
     for tensor in dict.fromkeys(row["tensor"] for row in rows):
         times = {row["noise"]: time(row) for row in rows if row["tensor"] == tensor}
         base = times["nn.Dropout"]
-        cells = [f"{base:.3g} ms"]
+        cells = [f"{_three(base)} ms"]
         for _, names in columns[1:]:
             found = next((times[name] for name in names if name in times), None)
             cells.append("–" if found is None else f"{found / base:.2f}×")
         lines.append([tensor, *cells])
     return Table(["tensor", *(name for name, _ in columns)], lines)
+
+
+def _three(value: float) -> str:
+    """A number to three digits, zeros too.
+
+    >>> _three(1.0), _three(0.58), _three(174.2)
+    ('1.00', '0.580', '174')
+    """
+    return f"{value:#.3g}".rstrip(".")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..recipes.cifar100 import KEEP, SIGMA
-from .cells import by_row, differs, significance, spread
+from .cells import by_row, marked, significance
 from .page import Table
 
 __all__ = ["PAPER", "table1"]
@@ -64,7 +64,7 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         cells = []
         for key, theirs in zip(("last10_top1", "best_top1"), printed, strict=True):
             values = [run[key] for run in runs]
-            cells += [spread(values) + (" *" if differs(values, theirs) else ""), theirs]
+            cells += [marked(values, theirs), theirs]
         against = [rows.get("none", []) if row != "none" else [], rows.get(_dropout(row), [])]
         average = [run["last10_top1"] for run in runs]
         tests = [significance(average, [run["last10_top1"] for run in others]) for others in against]

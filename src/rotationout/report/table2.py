@@ -7,9 +7,9 @@ from typing import Any
 
 from ..recipes.images import imagenet, rows
 from . import style
-from .cells import by_row, significance, spread
-from .curves import curves_figure
-from .page import Section, Table
+from .cells import by_row, marked, significance, spread
+from .curves import CAPTION, curves_figure
+from .page import SINGLE, Section, Table
 
 __all__ = ["PAPER", "section", "table2"]
 
@@ -35,6 +35,7 @@ PAPER = dict(
 )
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
 al. 2018. Whether they are of the best epoch or of the last is not said."""
+STAR = "A star: ours differs from the paper’s by more than two standard errors of the difference."
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
 """What RotationOut is compared with: that which drops where it turns."""
 
@@ -42,10 +43,12 @@ RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"
 def table2(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in the paper's order; accuracy is the mean of the last ten epochs.
 
+    A star marks a mean on ImageNet that differs from the paper's by more than two standard errors of the difference.
     The p-values are of Welch's two-sided t-test on top-1 accuracy: against no noise, and for RotationOut against
     Dropout, in blocks against DropBlock.
     """
     found = _ordered(records)
+    same = records[0].get("recipe") == "imagenet"
     lines = []
     for row, runs in found.items():
         top1, top5 = ([run[f"last10_top{guesses}"] for run in runs] for guesses in (1, 5))
@@ -53,7 +56,8 @@ def table2(records: Sequence[dict[str, Any]]) -> Table:
         tests = [significance(top1, [run["last10_top1"] for run in others]) for others in against]
         printed = PAPER.get(row, ("–", "–"))
         best = spread([run["best_top1"] for run in runs])
-        lines.append([row, str(len(runs)), spread(top1), printed[0], best, spread(top5), printed[1], *tests])
+        ours = [marked(values, theirs, same=same) for values, theirs in zip((top1, top5), printed, strict=True)]
+        lines.append([row, str(len(runs)), ours[0], printed[0], best, ours[1], printed[1], *tests])
     paper = "the paper's, ImageNet"
     header = ["row", "runs", "top-1, %", paper, "best epoch, %", "top-5, %", paper, "p, none", "p, rival"]
     return Table(header, lines).filled()
@@ -71,17 +75,16 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         f"{len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
         f"Sides of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are of ImageNet at 224 pixels, those of RotationOut over 5 runs, the others by Ghiasi et "
-        "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock.",
+        "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock."
+        + (f" {STAR}" if recipe == "imagenet" else ""),
     ]
     return Section(
         TITLES.get(recipe, recipe),
         prose,
         table2(records),
         style.to_svg(curves_figure(_in_order(records))),
-        "Test accuracy after each epoch: mean over seeds, and their range.",
-        ""
-        if min(len(runs) for runs in by_row(records).values()) > 1
-        else "Some rows are single runs: their differences may be chance.",
+        f"Test accuracy {CAPTION}",
+        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..recipes.detection import TABLES
-from .cells import by_row, significance, spread
-from .page import Section, Table
+from .cells import by_row, marked, significance
+from .page import SINGLE, Section, Table
 
 __all__ = ["PAPER", "section", "table3"]
 
@@ -25,6 +25,7 @@ PAPER: dict[str, tuple[str, str, str]] = {
 }
 """AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. How many runs they are of is not said."""
 MEASURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
+STAR = "A star: ours differs from the paper’s by more than two of its standard errors; the paper prints none."
 RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9, block 5"}
 """What RotationOut is compared with: the noise of the same kind."""
 
@@ -33,10 +34,12 @@ def table3(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in the paper's order; a dash where detections are not scored yet.
 
     The paper's RotationOut starts from ImageNet's weights: where there is no such row its numbers stand beside ours
-    from drawn ones. The p-values are of Welch's two-sided t-test on AP: against no noise, and for RotationOut against
-    Dropout or DropBlock.
+    from drawn ones. A star marks a mean on COCO, from the same kind of weights, that differs from the paper's by more
+    than two of its own standard errors, as the paper prints none. The p-values are of Welch's two-sided t-test on AP:
+    against no noise, and for RotationOut against Dropout or DropBlock.
     """
     found = by_row(records)
+    coco = records[0].get("recipe") == "coco"
     order = [config.row for rows in TABLES.values() for config in rows()]
     ordered = sorted(found, key=lambda row: order.index(row) if row in order else len(order))
     lines = []
@@ -45,14 +48,18 @@ def table3(records: Sequence[dict[str, Any]]) -> Table:
         printed = PAPER.get(row, PAPER.get(f"{row}, ImageNet", ("–",) * 3))
         base, rival = (_scores(found.get(name, []), "ap") for name in (_base(row), RIVALS.get(row, "")))
         tests = [significance(ours[0], others) for others in (base, rival)]
-        cells = [cell for mine, theirs in zip(ours, printed, strict=True) for cell in (_cell(mine), theirs)]
+        same = coco and row in PAPER
+        both = [(_cell(mine, theirs, same), theirs) for mine, theirs in zip(ours, printed, strict=True)]
+        cells = [cell for pair in both for cell in pair]
         lines.append([row, str(len(found[row])), *cells, *tests])
     heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
-    return Table(["row", "runs", *heads, "p, none", "p, rival"], lines)
+    header = ["row", "runs", *heads]
+    return Table([*header, "p, none", "p, rival"], lines).filled(always=len(header))
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The part of the report that a recipe has."""
+    from .curves import CAPTION, curves_figure
     from .gallery.detections import seen_boxes
     from .style import to_svg
 
@@ -66,18 +73,26 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
         f"deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
         "The paper’s numbers are of COCO, its RotationOut starts from ImageNet’s weights, and it does not say of how "
-        "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock.",
+        "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock."
+        + (f" {STAR}" if recipe == "coco" else ""),
     ]
-    figure = to_svg(drawing.draw(drawing.compute()))
-    return Section(TITLES.get(recipe, recipe), prose, table3(records), figure, drawing.caption)
+    return Section(
+        TITLES.get(recipe, recipe),
+        prose,
+        table3(records),
+        to_svg(curves_figure(records, "train_loss", "training loss", 1.0)),
+        f"Training loss {CAPTION}",
+        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        [(to_svg(drawing.draw(drawing.compute())), drawing.caption)],
+    )
 
 
 def _scores(runs: Sequence[dict[str, Any]], measure: str) -> list[float]:
     return [run[measure] for run in runs if measure in run]
 
 
-def _cell(values: Sequence[float]) -> str:
-    return spread(values) if values else "–"
+def _cell(values: Sequence[float], printed: str, same: bool) -> str:
+    return marked(values, printed, same=same) if values else "–"
 
 
 def _base(row: str) -> str:

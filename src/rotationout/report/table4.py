@@ -7,8 +7,8 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from ..recipes.speech import an4, rows
-from .cells import by_row, significance, spread
-from .page import Section, Table
+from .cells import by_row, marked, significance, spread
+from .page import SINGLE, Section, Table
 
 __all__ = ["PAPER", "chosen_strength", "section", "table4", "transcripts"]
 
@@ -26,6 +26,7 @@ PAPER = dict(
     )
 )
 """Edit distances on WSJ's eval92 as printed, by our rows. How many runs they are of is not said."""
+STAR = "A star: ours differs from the paper’s by more than two of its standard errors; the paper prints none."
 RIVALS = {
     "rotation": "locked keep 0.7",
     "rotation, variational weight drop keep 0.9": "locked keep 0.8, variational weight drop keep 0.8",
@@ -36,17 +37,20 @@ RIVALS = {
 def table4(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in the paper's order.
 
-    The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for RotationOut against the
-    best of the others.
+    A star marks a mean on WSJ that differs from the paper's by more than two of its own standard errors, as the paper
+    prints none. The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for
+    RotationOut against the best of the others.
     """
     found = _ordered(records)
+    wsj = records[0].get("recipe") == "wsj"
     lines = []
     for row, runs in found.items():
         distance = _distances(runs)
         against = [found.get("none", []) if row != "none" else [], found.get(RIVALS.get(row, ""), [])]
         tests = [significance(distance, _distances(others)) for others in against]
         rate = spread([run["cer"] for run in runs])
-        lines.append([row, str(len(runs)), spread(distance), PAPER.get(row, "–"), rate, *tests])
+        printed = PAPER.get(row, "–")
+        lines.append([row, str(len(runs)), marked(distance, printed, same=wsj), printed, rate, *tests])
     return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines)
 
 
@@ -62,6 +66,9 @@ def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The part of the report that a recipe has."""
+    from .curves import CAPTION, curves_figure
+    from .style import to_svg
+
     first = records[0]
     tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
@@ -70,10 +77,18 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. Mean ± "
         f"standard deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
         "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit distance, "
-        "against no noise and against the best of the other noises, without and with weight drop.",
-        *transcripts(records),
+        "against no noise and against the best of the other noises, without and with weight drop."
+        + (f" {STAR}" if recipe == "wsj" else ""),
     ]
-    return Section(TITLES.get(recipe, recipe), prose, table4(records))
+    return Section(
+        TITLES.get(recipe, recipe),
+        prose,
+        table4(records),
+        to_svg(curves_figure(_in_order(records), "cer_curve", "character error rate, %", 1.0)),
+        f"Character error rate of tests {CAPTION}",
+        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        asides={"What was said in a few utterances, and what was heard": transcripts(records)},
+    )
 
 
 def chosen_strength(records: Sequence[dict[str, Any]]) -> float:
@@ -93,3 +108,7 @@ def _distances(runs: Sequence[dict[str, Any]]) -> list[float]:
 def _ordered(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     found = by_row(records)
     return {row: found[row] for row in [*(row for row in PAPER if row in found), *(r for r in found if r not in PAPER)]}
+
+
+def _in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [run for runs in _ordered(records).values() for run in runs]

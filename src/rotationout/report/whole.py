@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..experiments.records import Study
+from ..experiments.records import Study, readable
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES, detection, images, speech
-from . import cifar100, digits, small_batch, speed, style, table2, table3, table4
-from .curves import curves_figure
+from . import cifar100, digits, reproduced, small_batch, speed, style, table2, table3, table4
+from .cells import by_row
+from .curves import CAPTION, curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
-from .page import Section, render
+from .others import other_runs
+from .page import SINGLE, Section, render
 from .table1 import table1
 
 __all__ = ["sections", "write"]
@@ -28,13 +30,6 @@ TITLES: dict[str, str] = {
     "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, trained",
     "cifar100_ghost": "Appendix B: BatchNorm of small batches, on CIFAR-100",
 }
-OPEN: dict[str, str] = {
-    "Table 1 (CIFAR-100)": "cifar100_resnet110_authors",
-    "Table 2 (ImageNet)": "imagenet",
-    "Table 3 (COCO)": "coco",
-    "Table 4 (WSJ)": "wsj",
-}
-"""The paper's tables and the recipe whose records would fill each."""
 
 
 def sections(
@@ -56,14 +51,15 @@ def sections(
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:
-            found.append(_section_of(recipe)(recipe, records))
+            with readable(results / recipe):
+                found.append(_section_of(recipe)(recipe, records))
     if (results / "small_batch.json").is_file():
         found.append(_small_batch(results / "small_batch.json"))
     if benchmarks is not None:
         found += _speed(benchmarks)
     if figures:
         found += [_figure(drawing) for drawing in all_figures(results)]
-    return [*found, _not_reproduced(results)]
+    return [*found, *other_runs(results), reproduced.section(results)]
 
 
 def write(
@@ -77,7 +73,10 @@ def write(
     """Write the page of `sections` to ``out``/index.html, and return that path."""
     out.mkdir(parents=True, exist_ok=True)
     lead = "Turn the features instead of dropping them: what was measured, beside what the paper says."
-    footer = "Every number on this page is computed from records of runs; each record names its code and its machine."
+    footer = (
+        "Every measured number on this page comes from a record that says what was run, and on what. The paper’s are "
+        "as printed."
+    )
     page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
@@ -100,26 +99,26 @@ def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     first = records[0]["config"]
     tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
     places = sorted({record["device"] for record in records})
+    cells = table1(records)
     prose = [
         f"{first['steps']:,} steps on batches of {first['batch']}, weight decay "
         f"{', '.join(f'{decay:g}' for decay in sorted({r['weight_decay'] for r in records}))}; accuracy on {tested}. "
         f"Mean ± standard deviation over runs; {len(records)} runs in all, on {', '.join(places)}.",
-        "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard errors "
-        "of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as strong.",
     ]
+    if "the paper's" in cells.header:
+        prose.append(
+            "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard "
+            "errors of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as "
+            "strong."
+        )
     return Section(
         TITLES.get(recipe, recipe),
         prose,
-        table1(records),
+        cells,
         style.to_svg(curves_figure(records)),
-        "Test accuracy after each epoch: mean over seeds, and their range.",
-        "" if min(_runs(records).values()) > 1 else "Some rows are single runs: their differences may be chance.",
+        f"Test accuracy {CAPTION}",
+        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
     )
-
-
-def _runs(records: Sequence[dict[str, Any]]) -> dict[str, int]:
-    rows = [record["row"] for record in records]
-    return {row: rows.count(row) for row in rows}
 
 
 def _small_batch(path: Path) -> Section:
@@ -150,12 +149,3 @@ def _speed(folder: Path) -> list[Section]:
 
 def _figure(drawing: Drawing) -> Section:
     return Section(drawing.title, [], None, style.to_svg(drawing.draw(drawing.compute())), drawing.caption)
-
-
-def _not_reproduced(results: Path) -> Section:
-    missing = [table for table, recipe in OPEN.items() if not read_records(results, recipe)]
-    said = f"There are no records yet of {', '.join(missing)}." if missing else "Every table of the paper has records."
-    return Section(
-        "What is not reproduced",
-        [said, "ImageNet, COCO and WSJ must be had from their owners; stand-ins carry names of their own."],
-    )

@@ -1,0 +1,35 @@
+"""How help looks: a flag says no type, as it takes no value, and a value's type is a word in capitals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["Command", "Group"]
+
+TYPES = {int: "INT", float: "FLOAT", str: "TEXT"}
+
+
+class Command(TyperCommand):
+    """A command whose options are listed so."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All of them, ``--help`` among them."""
+        return [_plain(parameter) for parameter in super().get_params(ctx)]
+
+
+class Group(TyperGroup):
+    """The same of the options before a command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All of them, ``--help`` among them."""
+        return [_plain(parameter) for parameter in super().get_params(ctx)]
+
+
+def _plain(parameter: Any) -> Any:
+    if getattr(parameter, "is_flag", False):
+        parameter.metavar = ""
+    elif parameter.metavar is None:
+        parameter.metavar = TYPES.get(parameter.type_descriptor.annotation)
+    return parameter
