@@ -114,6 +114,9 @@ def test_the_tables_are_the_papers() -> None:
             assert rates == pytest.approx([0.1, 0.01, 0.01, 1e-3, 1e-3, 1e-4])
             assert ImagesConfig(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
     assert TABLES["imagenet"]()[-1].block_sizes == (7, 3)
+    assert {(row.warmup, *row.network_options) for row in TABLES["imagenet"]()} == {(0,)}
+    assert {row.rate_at(5 * 35 - 1) for row in TABLES["imagewoof"]()} == {0.1}
+    assert {row.rate_at(34) for row in TABLES["imagewoof"]()} == {pytest.approx(0.02)}
     assert {(row.size, row.short_side, row.held) for row in TABLES["imagenet"]()} == {(224, 256, False)}
     assert {(row.size, row.short_side, row.held) for row in TABLES["imagewoof"]()} == {(128, 128, True)}
 

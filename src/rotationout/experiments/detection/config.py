@@ -28,7 +28,6 @@ class DetectionConfig(Config):
         stages: so many of the last stages have the noise.
         block_sizes: ``block_size`` of the noise in each of these stages, the last one last; empty if it has none.
         momentum: of SGD.
-        warmup: steps over which the learning rate grows linearly to where it starts.
         alpha: of the focal loss, the weight of objects.
         gamma: of the focal loss, its exponent.
         scales: the least and the largest longer side of a training image.
@@ -47,7 +46,6 @@ class DetectionConfig(Config):
     stages: int = 2
     block_sizes: tuple[int, ...] = ()
     momentum: float = 0.9
-    warmup: int = 0
     alpha: float = 0.25
     gamma: float = 1.5
     scales: tuple[int, int] = (512, 768)
@@ -62,7 +60,7 @@ class DetectionConfig(Config):
         check_choice("backbone", self.backbone, BACKBONES)
         check_choice("initialization", self.initialization, INITIALIZATIONS)
         self._check_least(1, "crop", "test_every", "stages")
-        self._check_least(0, "momentum", "warmup", "gamma")
+        self._check_least(0, "momentum", "gamma")
         self._make_tuples("block_sizes", "scales")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"scales must be a least and a largest number of pixels, got {self.scales!r}")
@@ -72,12 +70,3 @@ class DetectionConfig(Config):
             raise ValueError(f"alpha must lie between 0 and 1, got {self.alpha!r}")
         if self.block_sizes and len(self.block_sizes) != self.stages:
             raise ValueError(f"block_sizes must have one for each of {self.stages} stages, got {self.block_sizes!r}")
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of an update, counted from 0.
-
-        >>> config = DetectionConfig(recipe="doc", row="none", warmup=4, learning_rate=0.4)
-        >>> [round(config.rate_at(step), 3) for step in range(5)]
-        [0.1, 0.2, 0.3, 0.4, 0.4]
-        """
-        return super().rate_at(step) * min(1.0, (step + 1) / self.warmup if self.warmup else 1.0)
