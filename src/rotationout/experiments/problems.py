@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-__all__ = ["Problem", "counts", "facts", "refuse_if_many", "report"]
+__all__ = ["Problem", "UnusableError", "counts", "facts", "refuse_if_many", "report"]
 
 MOST_BAD = 0.1
 """If more of a split is bad than this, it is the data set that is wrong, or the path, and not a piece of it."""
@@ -24,6 +24,22 @@ class Problem:
     name: str
     reason: str
     message: str
+
+
+class UnusableError(ValueError):
+    """Something that cannot be used; its message names it, ``reason`` is what records count it under.
+
+    >>> UnusableError("empty file", "a.jpg is empty").problem("train", "a.jpg").reason
+    'empty file'
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def problem(self, split: str, name: str) -> Problem:
+        """As what is wrong with a piece of a split."""
+        return Problem(split, name, self.reason, str(self))
 
 
 def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str = "utterances") -> None:

@@ -14,8 +14,8 @@ At 128 pixels the maps of these stages are 8 × 8 and 4 × 4 instead of 14 × 14
 of RotationOut from 7 and 3 to 4 and 2, and those of DropBlock, which torchvision wants to be odd, from 7 to 3.
 
 With so few updates a start at a learning rate of 0.1 costs too much: the loss first grew far above that of guessing. So
-`imagewoof`, and it alone, has what is usual since Goyal et al. 2017: the learning rate grows over the first five epochs,
-and the last BatchNorm of every residual branch starts at zero.
+`imagewoof`, and it alone, has what is usual since Goyal et al. 2017: over five epochs the learning rate grows, and the
+last BatchNorm of every residual branch starts at zero.
 """
 
 from __future__ import annotations

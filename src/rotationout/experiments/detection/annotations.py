@@ -18,9 +18,9 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, refuse_if_many, report
+from ..problems import Problem, UnusableError, refuse_if_many, report
 
-__all__ = ["BoxError", "Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
+__all__ = ["Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
 
 LEAST_SIDE = 1e-3
 """Of a box, in pixels: what is smaller has no size."""
@@ -32,14 +32,6 @@ Box = tuple[tuple[float, float, float, float], int]
 
 Images = dict[Any, dict[str, Any]]
 """What an annotation file says of images, by their ids."""
-
-
-class BoxError(ValueError):
-    """A box that cannot be used; ``reason`` is what records count it under."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -78,8 +70,12 @@ class Split:
         """The boxes of the image that has most."""
         return int(self.starts.diff().max())
 
-    def marked(self, index: int, most: int) -> tuple[Tensor, Tensor]:
-        """The boxes of an image, (most, 4), and their labels, (most,); behind the last one zeros, labelled −1."""
+    def marked(self, index: int, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """The boxes of an image, (most, 4), and their labels, (most,); behind the last one zeros, labelled −1.
+
+        ``most`` is that of the split if it is not given.
+        """
+        most = self.most if most is None else most
         begin, end = self.starts[index : index + 2].tolist()
         boxes, labels = torch.zeros(most, 4), torch.full((most,), -1)
         boxes[: end - begin], labels[: end - begin] = self.boxes[begin:end], self.labels[begin:end]
@@ -144,7 +140,7 @@ def _read_boxes(
     for number, annotation in enumerate(annotations):
         try:
             image, box = _usable(annotation, images, labels)
-        except BoxError as error:
+        except UnusableError as error:
             image = annotation.get("image_id")
             name = f"{images[image]['file_name'] if image in images else source.name}, box {number}"
             bad.append((image, Problem(split, name, error.reason, f"{name}: {error}")))
@@ -161,7 +157,7 @@ def _bad_images(split: str, place: Path, images: Images, spoilt: set[Any]) -> di
     for identity, image in images.items():
         file = image["file_name"]
         if file not in names and not (place / file).is_file():
-            bad[identity] = Problem(split, file, "missing image", f"{place / file} is missing")
+            bad[identity] = Problem(split, file, "missing image", f"{file} is missing in {place}")
         elif identity in spoilt:
             bad[identity] = Problem(split, file, "no usable box", f"{file} has no box that can be used")
     return bad
@@ -186,13 +182,13 @@ def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float
     """
     numbers = isinstance(bbox, list) and len(bbox) == 4 and all(isinstance(v, int | float) for v in bbox)
     if not numbers or not all(math.isfinite(value) for value in bbox):
-        raise BoxError("malformed box", f"bbox must be four numbers, got {bbox!r}")
+        raise UnusableError("malformed box", f"bbox must be four numbers, got {bbox!r}")
     x, y, w, h = map(float, bbox)
     if min(w, h) < LEAST_SIDE:
-        raise BoxError("box without size", f"width and height of bbox must be positive, got {bbox!r}")
+        raise UnusableError("box without size", f"width and height of bbox must be positive, got {bbox!r}")
     left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
     if min(right - left, bottom - top) < LEAST_SIDE:
-        raise BoxError("box outside its image", f"bbox {bbox!r} lies outside the {width} × {height} image")
+        raise UnusableError("box outside its image", f"bbox {bbox!r} lies outside the {width} × {height} image")
     return left, top, right, bottom
 
 
@@ -200,9 +196,9 @@ def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) 
     """The image that an annotation belongs to, and its box with the label; an error if it is no good."""
     image, category = annotation.get("image_id"), annotation.get("category_id")
     if image not in images:
-        raise BoxError("annotation without image", f"there is no image {image!r}")
+        raise UnusableError("annotation without image", f"there is no image {image!r}")
     if category not in labels:
-        raise BoxError("unknown category", f"there is no category {category!r}")
+        raise UnusableError("unknown category", f"there is no category {category!r}")
     return image, (corners(annotation.get("bbox"), images[image]["width"], images[image]["height"]), labels[category])
 
 
@@ -217,7 +213,7 @@ def truth(source: Path) -> dict[str, Any]:
     for annotation in annotations:
         try:
             _usable(annotation, images, known)
-        except BoxError:
+        except UnusableError:
             continue
         _, _, width, height = annotation["bbox"]
         named = {key: annotation[key] for key in ("image_id", "category_id", "bbox")}
