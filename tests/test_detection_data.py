@@ -98,10 +98,12 @@ def test_a_box_that_sticks_out_is_clipped() -> None:
     ("field", "value", "reason", "where"),
     [
         ("image_id", 7, "annotation without image", "instances_train.json"),
+        ("image_id", [98], "annotation without image", "instances_train.json"),
         ("category_id", 4, "unknown category", "train_2.png"),
+        ("category_id", {}, "unknown category", "train_2.png"),
     ],
 )
-def test_annotations_of_what_is_not_there(field: str, value: int, reason: str, where: str, album: Path) -> None:
+def test_annotations_of_what_is_not_there(field: str, value: object, reason: str, where: str, album: Path) -> None:
     def spoil(content: dict[str, Any]) -> None:
         content["annotations"][4][field] = value
 
@@ -116,6 +118,10 @@ def test_crowds_are_not_learnt_but_scored(album: Path) -> None:
     split = read_split(album, "train")
     assert (len(split.boxes), split.problems) == (23, [])
     assert sum(annotation["iscrowd"] for annotation in truth(split.source)["annotations"]) == 1
+    edit(album, "train", lambda content: content["annotations"][1].update(area=None, iscrowd=None))
+    _, second, *_ = truth(split.source)["annotations"]
+    assert second["iscrowd"] == 0
+    assert second["area"] == second["bbox"][2] * second["bbox"][3], "pycocotools compares it with numbers"
 
 
 def cut_off(path: Path) -> None:
@@ -206,6 +212,12 @@ def lose(content: dict[str, Any], count: int) -> None:
         (lambda content: content.pop("images"), "not an annotation file of COCO's"),
         (lambda content: content["images"][0].pop("width"), "a file_name, a width and a height"),
         (lambda content: content["images"][0].update(id=99), "an id of its own"),
+        (lambda content: content["images"][0].update(id="100"), "ids are integers"),
+        (lambda content: content["images"][0].update(height="96"), "a width and a height"),
+        (lambda content: content["images"][0].update(width=0), "a width and a height"),
+        (lambda content: content["categories"][0].update(id=3.5), "ids are integers"),
+        (lambda content: content["annotations"].append(None), "not an annotation file of COCO's"),
+        (lambda content: content["images"].append(7), "not an annotation file of COCO's"),
         (lambda content: content.update(categories=[]), "12 images and 0 categories"),
     ],
 )

@@ -107,7 +107,8 @@ def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> 
     images, annotations, categories = read_annotations(source)
     place = image_folder(root, split)
     boxes, bad_boxes = _read_boxes(split, source, images, annotations, categories)
-    bad_images = _bad_images(split, place, images, {image for image, _ in bad_boxes if not boxes.get(image)})
+    spoilt = {image for image, _ in bad_boxes if isinstance(image, int) and not boxes.get(image)}
+    bad_images = _bad_images(split, place, images, spoilt)
     problems = [problem for _, problem in bad_boxes]
     refuse_if_many(problems, [split] * len(annotations), "boxes")
     refuse_if_many(bad_images.values(), [split] * len(images), "images")
@@ -142,7 +143,8 @@ def _read_boxes(
             image, box = _usable(annotation, images, labels)
         except UnusableError as error:
             image = annotation.get("image_id")
-            name = f"{images[image]['file_name'] if image in images else source.name}, box {number}"
+            known = isinstance(image, int) and image in images
+            name = f"{images[image]['file_name'] if known else source.name}, box {number}"
             bad.append((image, Problem(split, name, error.reason, f"{name}: {error}")))
             continue
         if not annotation.get("iscrowd"):
@@ -195,9 +197,9 @@ def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float
 def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) -> tuple[Any, Box]:
     """The image that an annotation belongs to, and its box with the label; an error if it is no good."""
     image, category = annotation.get("image_id"), annotation.get("category_id")
-    if image not in images:
+    if not isinstance(image, int) or image not in images:
         raise UnusableError("annotation without image", f"there is no image {image!r}")
-    if category not in labels:
+    if not isinstance(category, int) or category not in labels:
         raise UnusableError("unknown category", f"there is no category {category!r}")
     return image, (corners(annotation.get("bbox"), images[image]["width"], images[image]["height"]), labels[category])
 
@@ -217,7 +219,11 @@ def truth(source: Path) -> dict[str, Any]:
             continue
         _, _, width, height = annotation["bbox"]
         named = {key: annotation[key] for key in ("image_id", "category_id", "bbox")}
-        more = {"area": annotation.get("area", width * height), "iscrowd": annotation.get("iscrowd", 0)}
+        area = annotation.get("area")
+        more = {
+            "area": area if isinstance(area, int | float) else width * height,
+            "iscrowd": int(bool(annotation.get("iscrowd"))),
+        }
         usable.append({"id": len(usable) + 1, **named, **more})
     kinds = [{"id": identity, "name": name} for identity, name in categories.items()]
     return {"images": list(images.values()), "annotations": usable, "categories": kinds}
@@ -234,13 +240,23 @@ def read_annotations(source: Path) -> tuple[Images, list[dict[str, Any]], dict[i
         images = {image["id"]: image for image in content["images"]}
         annotations: list[dict[str, Any]] = content["annotations"]
         categories = {kind["id"]: str(kind["name"]) for kind in sorted(content["categories"], key=lambda k: k["id"])}
-        sound = all({"file_name", "width", "height"} <= image.keys() for image in images.values())
-    except (ValueError, TypeError, KeyError) as error:
+        sound = all(map(_is_described, images.values())) and all(isinstance(identity, int) for identity in categories)
+        if not all(isinstance(annotation, dict) for annotation in annotations):
+            raise TypeError("annotations must be objects")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{source} is not an annotation file of COCO's, with images, annotations and categories ({error!r})"
         ) from error
     if not sound or len(images) < len(content["images"]):
-        raise ValueError(f"{source}: every image must have an id of its own, a file_name, a width and a height")
+        raise ValueError(
+            f"{source}: every image must have an id of its own, a file_name, a width and a height; ids are integers"
+        )
     if not images or not categories:
         raise ValueError(f"{source} has {len(images)} images and {len(categories)} categories; it needs some of both")
     return images, annotations, categories
+
+
+def _is_described(image: dict[str, Any]) -> bool:
+    kinds = {"id": int, "file_name": str, "width": int, "height": int}
+    known = all(isinstance(image.get(name), kind) for name, kind in kinds.items())
+    return known and image["width"] > 0 and image["height"] > 0
