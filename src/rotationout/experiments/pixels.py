@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 import torch
 from torch import Tensor
 
-from .problems import Problem, UnusableError, refuse_if_many, report
+from .problems import Problem, UnusableError, refuse_if_many, report_all
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,8 +87,7 @@ def read_all(
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         found = list(pool.map(attempt, range(len(names))))
     bad = {place: item for place, item in enumerate(found) if isinstance(item, Problem)}
-    for problem in bad.values():
-        report(problem, out)
+    report_all(bad.values(), out)
     refuse_if_many(bad.values(), [split] * len(names), "images")
     return [item for item in found if not isinstance(item, Problem)], bad
 

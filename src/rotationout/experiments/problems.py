@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-__all__ = ["Problem", "UnusableError", "counts", "facts", "refuse_if_many", "report"]
+from . import processes
+
+__all__ = ["Problem", "UnusableError", "counts", "facts", "refuse_if_many", "report", "report_all"]
 
 MOST_BAD = 0.1
 """If more of a split is bad than this, it is the data set that is wrong, or the path, and not a piece of it."""
@@ -85,6 +87,13 @@ def report(problem: Problem, out: TextIO | None = None) -> None:
     train, a.jpg is missing; it is left out
     """
     print(f"{problem.split}, {problem.message}; it is left out", file=sys.stderr if out is None else out)
+
+
+def report_all(problems: Iterable[Problem], out: TextIO | None = None) -> None:
+    """The same of data that every process reads whole: the first of them tells, as all find the same."""
+    if processes.rank() == 0:
+        for problem in problems:
+            report(problem, out)
 
 
 def _listed(found: dict[str, int]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, UnusableError, refuse_if_many, report
+from ..problems import Problem, UnusableError, refuse_if_many, report_all
 
 __all__ = ["Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
 
@@ -113,8 +113,7 @@ def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> 
     refuse_if_many(problems, [split] * len(annotations), "boxes")
     refuse_if_many(bad_images.values(), [split] * len(images), "images")
     problems += bad_images.values()
-    for problem in problems:
-        report(problem, out)
+    report_all(problems, out)
     kept = [identity for identity in images if identity not in bad_images]
     found = [box for identity in kept for box in boxes[identity]]
     return Split(
