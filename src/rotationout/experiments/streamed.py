@@ -103,7 +103,7 @@ class Streamed(Source):
         """Send a batch to the device; the ones after it are being read meanwhile."""
         if place == self._taken:  # it is there already
             return
-        if self._arriving is None or place != self._taken + 1:
+        if self._arriving is None:
             self._asked.batches = self._batches[place:]
             self._arriving = iter(self._loader)
         made, problems, converted = next(self._arriving)
