@@ -2,23 +2,24 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torchvision
 from tests.detection_album import BCCD, needs_bccd, needs_pycocotools, write_album
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models.detection import retinanet
 from torchvision.models.detection.image_list import ImageList
 
-from rotationout import noise
-from rotationout.experiments.detection import crops
 from rotationout.experiments.detection.annotations import read_split
 from rotationout.experiments.detection.loss import BETWEEN, NOTHING, detection_loss, match
 from rotationout.experiments.detection.network import STRIDES, Detector, load_weights
 from rotationout.experiments.detection.scoring import average_precision, pack, unpack
-from rotationout.experiments.detection.sources import Batch, Held
+from rotationout.experiments.detection.sources import hold
+from rotationout.experiments.resnet import insert_noise
+from rotationout.experiments.vision import VisionConfig
 from rotationout.nn import RotationOut2d
 from rotationout.placing._slot import Slot
 
@@ -31,16 +32,19 @@ def small(classes: int = 3, **options: Any) -> Detector:
     return Detector(classes, "resnet18", **SMALL, **options)
 
 
-def real_batch() -> Batch:
+def real_batch() -> SimpleNamespace:
     """Four of BCCD's images, cut out at random; the last one is left without boxes."""
     split = read_split(BCCD, "test")
-    held = Held(split.without(dict.fromkeys(range(4, len(split)))), SIDE, torch.device("cpu"))  # type: ignore[misc]
-    (batch,) = held.batches([([0, 1, 2, 3], crops.draw_plans(4, (220, 400), torch.Generator().manual_seed(2)))])
-    batch.labels[3] = -1
-    return batch
+    held = hold(split.without(dict.fromkeys(range(4, len(split)))), SIDE, torch.device("cpu"))  # type: ignore[misc]
+    source = held.source(4, torch.device("cpu"), (220, 400))
+    source.begin(source.draw(torch.Generator().manual_seed(2)).unsqueeze(0))
+    source.take(0)
+    images, boxes, labels, _ = source.batch()
+    labels[3] = -1
+    return SimpleNamespace(images=images, boxes=boxes, labels=labels)
 
 
-def as_targets(batch: Batch, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+def as_targets(batch: SimpleNamespace, dtype: torch.dtype) -> list[dict[str, Tensor]]:
     pairs = zip(batch.boxes.to(dtype), batch.labels, strict=True)
     return [{"boxes": boxes[labels >= 0], "labels": labels[labels >= 0]} for boxes, labels in pairs]
 
@@ -151,10 +155,9 @@ def test_detections_are_torchvisions() -> None:
 
 
 def test_noise_is_before_the_convolutions_of_the_last_stages() -> None:
-    def make(stage: int) -> nn.Module:
-        return noise("rotation", 0.2, dims=2, block_size={3: 7, 4: 3}[stage])
-
-    model = Detector(2, "resnet50", layers=(1, 1, 2, 1), width=16, noise=make)
+    model = Detector(2, "resnet50", layers=(1, 1, 2, 1), width=16)
+    settings = VisionConfig(recipe="a", row="b", noise="rotation", p=0.2, noise_options={"dims": 2})
+    insert_noise(model.body, settings, last=2, block_sizes=(7, 3))
     placed = {
         module.place: module.noise.block_size
         for module in model.modules()

@@ -10,10 +10,12 @@ import torch
 from tests.detection_album import BCCD, BLUE, RED, edit, needs_bccd, painted, some_of_bccd, write_album
 from torch.nn import functional as F
 
-from rotationout.experiments import problems
+from rotationout.experiments import problems, streamed
 from rotationout.experiments.detection import crops
 from rotationout.experiments.detection.annotations import corners, read_split, truth
-from rotationout.experiments.detection.sources import Held, ImageError, Streamed, read_image
+from rotationout.experiments.detection.sources import HeldWindows, LoadedSplit, LoadedWindows, hold, read_image
+from rotationout.experiments.problems import UnusableError
+from rotationout.experiments.sources import NOBODY
 
 CPU = torch.device("cpu")
 
@@ -32,7 +34,8 @@ def test_a_split_is_read_as_it_is(album: Path) -> None:
     boxes, labels = split.marked(1, 4)
     assert labels.tolist() == [0, 1, -1, -1]
     assert boxes[2:].count_nonzero() == 0
-    pixels = read_image(split.paths[1], [96, 128])
+    pixels, converted = read_image(split, 1)
+    assert not converted
     for box, colour in zip(boxes[:2].int().tolist(), (RED, BLUE), strict=True):
         left, top, right, bottom = box
         assert (pixels[:, top:bottom, left:right] == torch.tensor(colour).view(3, 1, 1)).all()
@@ -95,10 +98,12 @@ def test_a_box_that_sticks_out_is_clipped() -> None:
     ("field", "value", "reason", "where"),
     [
         ("image_id", 7, "annotation without image", "instances_train.json"),
+        ("image_id", [98], "annotation without image", "instances_train.json"),
         ("category_id", 4, "unknown category", "train_2.png"),
+        ("category_id", {}, "unknown category", "train_2.png"),
     ],
 )
-def test_annotations_of_what_is_not_there(field: str, value: int, reason: str, where: str, album: Path) -> None:
+def test_annotations_of_what_is_not_there(field: str, value: object, reason: str, where: str, album: Path) -> None:
     def spoil(content: dict[str, Any]) -> None:
         content["annotations"][4][field] = value
 
@@ -113,6 +118,10 @@ def test_crowds_are_not_learnt_but_scored(album: Path) -> None:
     split = read_split(album, "train")
     assert (len(split.boxes), split.problems) == (23, [])
     assert sum(annotation["iscrowd"] for annotation in truth(split.source)["annotations"]) == 1
+    edit(album, "train", lambda content: content["annotations"][1].update(area=None, iscrowd=None))
+    _, second, *_ = truth(split.source)["annotations"]
+    assert second["iscrowd"] == 0
+    assert second["area"] == second["bbox"][2] * second["bbox"][3], "pycocotools compares it with numbers"
 
 
 def cut_off(path: Path) -> None:
@@ -130,38 +139,43 @@ def of_another_size(path: Path) -> None:
     [
         (lambda path: path.unlink(), "missing image"),
         (cut_off, "damaged image"),
-        (lambda path: path.write_bytes(b""), "damaged image"),
-        (lambda path: path.write_text("not an image"), "damaged image"),
+        (lambda path: path.write_bytes(b""), "empty file"),
+        (lambda path: path.write_text("not an image"), "no image"),
         (of_another_size, "image of another size"),
     ],
 )
-def test_a_bad_image_is_left_out_by_name(spoil: Callable[[Path], None], reason: str, album: Path) -> None:
+def test_a_bad_image_is_left_out_by_name(
+    spoil: Callable[[Path], None], reason: str, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it is held or read on the way, where it counts for nothing in its batch."""
+    monkeypatch.setattr(streamed, "workers", lambda: 0)
+    before = read_split(album, "train")
     spoil(album / "images" / "train_3.png")
     out = io.StringIO()
-    held = Held(read_split(album, "train", out=out), 128, CPU, out=out)
+    held = hold(read_split(album, "train", out=out), 128, CPU, out=out)
     assert [(problem.name, problem.reason) for problem in held.split.problems] == [("train_3.png", reason)]
-    assert "train_3.png" in out.getvalue()
-    assert (len(held.split), len(held.pixels), len(held.boxes)) == (11, 11, 11)
+    assert "train, train_3.png " in out.getvalue()
+    assert (len(held), len(held.pixels), len(held.boxes)) == (11, 11, 11)
     assert held.split.ids[3] == 96
     torch.testing.assert_close(held.boxes, torch.stack([held.split.marked(i, 2)[0] for i in range(11)]))
-    if reason == "missing image":
-        return
-    streamed = Streamed(read_split(album, "train", out=out), 128, workers=0)
-    (batch,) = streamed.batches([([2, 3], crops.still_plans(2, 128))])
-    assert batch.usable.tolist() == [True, False]
-    assert batch.labels.tolist() == [[0, 1], [-1, -1]]
-    assert [problem.reason for problem in batch.problems] == [reason]
+    source = LoadedSplit(before, 128).source(2, CPU, (100, 160))  # that was read when the image was still there
+    source.begin(source.still()[2:4].unsqueeze(0))
+    source.take(0)
+    _, boxes, labels, usable = source.batch()
+    assert usable.tolist() == [True, False]
+    assert labels.tolist() == [[0, 1], [-1, -1]]
+    assert boxes[1].count_nonzero() == 0
+    assert [(problem.name, problem.reason) for problem in source.problems] == [("train_3.png", reason)]
 
 
 @needs_bccd
 def test_a_jpeg_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "cell.jpg"
-    path.write_bytes((BCCD / "images" / "BloodImage_00001.jpg").read_bytes())
-    assert read_image(path, [480, 640]).shape == (3, 480, 640)
-    cut_off(path)
-    with pytest.raises(ImageError, match=r"cell\.jpg cannot be read"):
-        read_image(path, [480, 640])
+    root = some_of_bccd(tmp_path, train=1, test=1)
+    split = read_split(root, "train")
+    assert read_image(split, 0)[0].shape == (3, 480, 640)
+    cut_off(split.paths[0])
+    with pytest.raises(UnusableError, match=r"^BloodImage_\d+\.jpg is damaged or cut off"):
+        read_image(split, 0)
 
 
 def test_an_image_without_a_usable_box_is_left_out(album: Path) -> None:
@@ -198,6 +212,12 @@ def lose(content: dict[str, Any], count: int) -> None:
         (lambda content: content.pop("images"), "not an annotation file of COCO's"),
         (lambda content: content["images"][0].pop("width"), "a file_name, a width and a height"),
         (lambda content: content["images"][0].update(id=99), "an id of its own"),
+        (lambda content: content["images"][0].update(id="100"), "ids are integers"),
+        (lambda content: content["images"][0].update(height="96"), "a width and a height"),
+        (lambda content: content["images"][0].update(width=0), "a width and a height"),
+        (lambda content: content["categories"][0].update(id=3.5), "ids are integers"),
+        (lambda content: content["annotations"].append(None), "not an annotation file of COCO's"),
+        (lambda content: content["images"].append(7), "not an annotation file of COCO's"),
         (lambda content: content.update(categories=[]), "12 images and 0 categories"),
     ],
 )
@@ -302,20 +322,30 @@ def test_scaling_is_torchs_bilinear() -> None:
     torch.testing.assert_close(seen, expected[:, :, 64:, 16:144], atol=0.501, rtol=0)  # it is rounded
 
 
-def test_held_and_streamed_images_are_the_same(album: Path) -> None:
-    """Also by workers, which are other processes."""
+def test_held_images_and_those_read_on_the_way_are_the_same(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in another process, from the middle of an epoch on, and where nobody fills up a batch."""
     split = read_split(album, "train")
-    plans = crops.draw_plans(5, (100, 160), torch.Generator().manual_seed(0))
-    visits = [([3, 1, 7], plans[:3]), ([0, 11], plans[3:])]
-    held = list(Held(split, 128, CPU).batches(visits))
+    held = hold(split, 128, CPU).source(3, CPU, (100, 160))
+    plan = held.draw(torch.Generator().manual_seed(0))
+    assert sorted(plan[:, 0].tolist()) == list(range(12))
+    plan[10, 0] = NOBODY
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    for workers in (0, 1):
-        streamed = list(Streamed(split, 128, workers=workers).batches(visits))
-        for mine, theirs in zip(streamed, held, strict=True):
-            assert mine.indices == theirs.indices
-            for name in ("pixels", "boxes", "labels", "usable"):
-                torch.testing.assert_close(getattr(mine, name), getattr(theirs, name))
-        assert list(Streamed(split, 128, workers=workers).batches([])) == []
-    assert list(Held(split, 128, CPU).batches([])) == [], "there may be more processes than batches"
+    for workers, places in ((0, [0, 1, 2, 3]), (1, [2, 2, 3])):
+        monkeypatch.setattr(streamed, "workers", lambda workers=workers: workers)
+        source = LoadedSplit(split, 128).source(3, CPU, (100, 160))
+        assert torch.equal(source.draw(torch.Generator().manual_seed(0))[:10], plan[:10])
+        assert torch.equal(source.still(), held.still())
+        for one in (held, source):
+            one.begin(plan.unflatten(0, (-1, 3)))
+        for place in places:
+            expected, found = windows(held, place), windows(source, place)
+            assert found[3].tolist() == expected[3].tolist() == [True, place < 3, True]
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine[expected[3]], theirs[expected[3]])
     assert torch.equal(torch.get_rng_state(), before), "reading draws no numbers of the run's"
+
+
+def windows(source: HeldWindows | LoadedWindows, place: int) -> list[torch.Tensor]:
+    source.take(place)
+    return [tensor.clone() for tensor in source.batch()]

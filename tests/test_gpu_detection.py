@@ -1,19 +1,24 @@
 """On a GPU: detection runs captured in a graph do what is done without it, every row goes on, side by side or not."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("torchvision")
+
 from tests.detection_album import write_album
 from tests.test_detection_training import config
 
-from rotationout.experiments import results, sweep
+from rotationout.experiments import results, streamed, sweep
 from rotationout.experiments.detection import crops
 from rotationout.experiments.detection.config import DetectionConfig
 from rotationout.experiments.detection.loss import detection_loss
 from rotationout.experiments.detection.network import Detector
 from rotationout.experiments.detection.training import Detection
+from rotationout.experiments.run import Run
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES
 
@@ -21,75 +26,103 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+GPU = torch.device("cuda")
 ROWS = [row.row for row in TABLES["bccd"]()]
-SMALL: dict[str, Any] = {"batch": 8, "steps": 24, "milestones": (18,), "test_every": 3, "learning_rate": 0.02}
+SMALL: dict[str, Any] = {
+    "batch": 8,
+    "steps": 3,
+    "milestones": (2,),
+    "test_every": 3,
+    "warmup": 0,
+    "learning_rate": 0.001,
+}
+SMALL |= {"warmup": 0, "learning_rate": 0.001}
+# On a last map of 2 × 2 places GroupNorm has eight values; of two it would leave but the sign, which is chance.
 SMALL |= {"backbone_options": {"layers": [1, 1, 1, 1], "width": 64}, "crop": 256, "scales": (224, 320)}
 
 
 @pytest.fixture(autouse=True)
-def _no_tf32() -> Any:
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+def _as_exact_as_can_be(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Algorithms that do not change, in full fp32; and images are read in this process."""
+    monkeypatch.setattr(streamed, "workers", lambda: 0)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 
 
 @pytest.fixture(scope="module")
 def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_album(tmp_path_factory.mktemp("painted") / "album", {"train": 24, "test": 9})
+    return write_album(tmp_path_factory.mktemp("painted") / "album", {"train": 8, "test": 9})
 
 
 def small(row: str, **changes: Any) -> DetectionConfig:
+    """A batch is an epoch, and its loss is known."""
     return config(row, **{**SMALL, **changes})
 
 
-def run_of(settings: DetectionConfig, album: Path, device: str = "cuda") -> Detection:
-    made = maker(album, torch.device(device))(settings)
+def run_of(settings: DetectionConfig, album: Path) -> Detection:
+    made = maker(album, GPU)(settings)
     assert isinstance(made, Detection)
     return made
 
 
-def finish(run: Detection) -> Detection:
-    while not run.finished:
-        run.advance()
-    return run
+def finish(*runs: Run) -> None:
+    for run in runs:
+        while not run.finished:
+            run.advance()
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_captured_steps_are_those_done_one_by_one(held: bool, album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without noise; and both are what a CPU does."""
-    runs = [run_of(small("none", held=held), album, device) for device in ("cuda", "cuda", "cpu")]
-    monkeypatch.setattr(runs[1], "captured", False)
-    for run in runs:
-        finish(run)
-    assert runs[0]._graphs.captured
-    assert not runs[1]._graphs.captured
-    torch.testing.assert_close(runs[0].losses, runs[1].losses, rtol=2e-2, atol=1e-2)
-    torch.testing.assert_close(runs[0].losses, runs[2].losses, rtol=5e-2, atol=2e-2)
-    assert runs[0].losses[-1] < 0.8 * runs[0].losses[0]
+    """Without noise. Rounding is all that is between them; ten times what it has grown to after the last update.
+
+    Were an update left out, or a batch met twice, it would be ten times as much again.
+    """
+    captured, plain = (run_of(small("none", held=held), album) for _ in range(2))
+    monkeypatch.setattr(plain, "captured", False)
+    finish(captured, plain)
+    assert (captured._graphs.captured, plain._graphs.captured) == (True, False)
+    torch.testing.assert_close(captured.losses[0], plain.losses[0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(captured.losses, plain.losses, rtol=3e-3, atol=0)
+    torch.testing.assert_close(captured.result["test_loss"], plain.result["test_loss"], rtol=1e-2, atol=0)
+    assert len({round(loss, 2) for loss in plain.losses}) == 3, "no batch is like another"
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_can_be_captured_and_goes_on(row: str, album: Path, tmp_path: Path) -> None:
+    """The step after a checkpoint is the same: so are weights, random numbers, windows and the learning rate."""
     settings = small(row, precision="bf16")
-    whole, first, second = (run_of(settings, album) for _ in range(3))
-    finish(whole)
-    for _ in range(13):
+    first, second = run_of(settings, album), run_of(settings, album)
+    for _ in range(2):
         first.advance()
     results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
     second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
-    finish(second)
-    torch.testing.assert_close(second.losses, whole.losses, rtol=1e-1, atol=5e-2)
-    assert whole.losses[-1] < whole.losses[0]
-    assert len(whole.facts["shown"]) == 4
+    finish(first, second)
+    torch.testing.assert_close(second.losses, first.losses, rtol=1e-3, atol=0)
+    assert len(second.facts["shown"]) == 4
 
 
-def test_runs_side_by_side_are_what_they_are_alone(album: Path, tmp_path: Path) -> None:
-    rows = [small(row, seed=seed, steps=12) for row in ("none", "rotation block") for seed in (0, 1)]
-    for together in (1, 4):
-        make = maker(album, torch.device("cuda"))
-        sweep.sweep(rows, make, folder=tmp_path / str(together), checkpoints=tmp_path / "c", together=together)
-    alone, beside = (results.read_records(tmp_path / str(n), "bccd") for n in (1, 4))
+def test_runs_side_by_side_are_what_they_are_alone(album: Path) -> None:
+    """Two seeds of a noise, on the images they share, step by step in turn."""
+    make = maker(album, GPU)
+    alone, beside = ([make(small("rotation block", seed=seed)) for seed in (0, 1)] for _ in range(2))
+    finish(*alone)
+    for _ in range(3):
+        for run in beside:
+            run.advance()
     for one, other in zip(alone, beside, strict=True):
-        torch.testing.assert_close(one["train_loss"], other["train_loss"], rtol=5e-2, atol=2e-2)
+        torch.testing.assert_close(one.losses, other.losses, rtol=3e-3, atol=0)
+    assert alone[0].losses != alone[1].losses
+
+
+def test_bad_images_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by another process, while steps are captured."""
+    monkeypatch.setattr(streamed, "workers", lambda: 1)
+    root = write_album(tmp_path / "album", {"train": 16, "test": 3})
+    (root / "images" / "train_3.png").write_bytes(b"")
+    settings = small("dropout keep 0.9", held=False, precision="bf16", steps=2)
+    assert sweep.sweep([settings], maker(root, GPU), folder=tmp_path, checkpoints=tmp_path / "c") == []
+    (record,) = results.read_records(tmp_path, "bccd")
+    assert record["skipped"] == {"train": {"empty file": 1}}
 
 
 def test_the_loss_and_the_windows_are_those_of_a_cpu() -> None:

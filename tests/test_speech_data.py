@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from rotationout.experiments.problems import counts
+from rotationout.experiments.problems import UnusableError, counts
 from rotationout.experiments.speech import audio, batches, features
-from rotationout.experiments.speech.audio import UtteranceError, log_filter_banks, read_audio
+from rotationout.experiments.speech.audio import log_filter_banks, read_audio
 from rotationout.experiments.speech.batches import Speech, bucketed, select, without_speakers
 from rotationout.experiments.speech.corpus import Utterance, read_corpus, read_kaldi, read_manifest
 from rotationout.experiments.speech.features import Features
@@ -178,7 +178,7 @@ def test_bad_audio(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"a.{'flac' if 'FLAC' in kind else 'wav'}"
     rewrite(path, torch.rand(3200) - 0.5)
     damage(path)
-    with pytest.raises(UtteranceError, match=message) as error:
+    with pytest.raises(UnusableError, match=message) as error:
         read_audio(Utterance("a", "train", "s", "YES", path))
     assert error.value.reason == reason
 
@@ -186,7 +186,7 @@ def test_bad_audio(tmp_path: Path, kind: str) -> None:
 @needs_soundfile
 def test_a_piece_beyond_the_end(tmp_path: Path) -> None:
     rewrite(tmp_path / "a.wav", torch.zeros(3200))
-    with pytest.raises(UtteranceError, match=r"a.wav has 0.20 s, but utterance 'a' is from 0.10 to 0.30 s"):
+    with pytest.raises(UnusableError, match=r"a.wav has 0.20 s, but utterance 'a' is from 0.10 to 0.30 s"):
         read_audio(Utterance("a", "train", "s", "YES", tmp_path / "a.wav", 0.1, 0.3))
 
 

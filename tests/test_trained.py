@@ -49,7 +49,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(BLOCKS, **options))
         patch.setitem(networks.NETWORKS, "resnet20", lambda **options: networks.ResNet(1, **options))
         rows = [row.replace(**small, seed=seed) for row in (*forms, *ghosts) for seed in SEEDS]
-        assert sweep.sweep(rows, make(two_classes(16), two_classes(20)), folder=folder, checkpoints=folder / "c") == []
+        places = {"folder": folder, "checkpoints": folder / "c"}
+        # All at once: what ends together is cleared away together.
+        assert sweep.sweep(rows, make(two_classes(16), two_classes(20)), **places, together=len(rows)) == []
     torch.set_num_threads(threads)
     return folder
 

@@ -14,12 +14,13 @@ from ..registry import noise as make_noise
 from ..strength import check_choice
 from . import cifar, processes
 from .cifar import Images
-from .classifier import Classifier, ClassifierConfig, channels_last
+from .classifier import Classifier, ClassifierConfig
 from .networks import NETWORKS
 from .norms import LABELS as NORMS
 from .norms import normalized
 from .sources import Held
 from .studies import STUDIES
+from .vision import channels_last
 
 __all__ = ["Classification", "ClassificationConfig", "build_network", "load_images"]
 

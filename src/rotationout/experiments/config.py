@@ -32,9 +32,10 @@ class Config:
         fade_out: steps at the end over which p falls linearly, see `rotationout.Schedule.fade_out`.
         steps: updates in all.
         batch: examples of an update.
-        learning_rate: that of the first steps.
+        learning_rate: that of the first steps, or of those after the warm-up.
         milestones: steps at which the learning rate is multiplied by ``rate_factor``.
         rate_factor: what the learning rate is multiplied by at each of the milestones.
+        warmup: steps over which the learning rate first grows linearly (Goyal et al. 2017).
         weight_decay: of the optimizer.
         precision: bf16 and fp16 are by autocast, the latter with scaled losses and on a GPU only.
         sync_batchnorm: if several processes share the batches, take BatchNorm's statistics and the means that noises
@@ -45,6 +46,8 @@ class Config:
     >>> config = Config(recipe="table", row="none", learning_rate=0.1, milestones=(100,))
     >>> config.rate_at(99), config.replace(rate_factor=0.5).rate_at(100)
     (0.1, 0.05)
+    >>> [round(config.replace(warmup=4).rate_at(step), 3) for step in (0, 1, 2, 3, 4)]
+    [0.025, 0.05, 0.075, 0.1, 0.1]
     """
 
     recipe: str
@@ -59,6 +62,7 @@ class Config:
     learning_rate: float = 0.1
     milestones: tuple[int, ...] = ()
     rate_factor: float = 0.1
+    warmup: int = 0
     weight_decay: float = 1e-4
     precision: str = "bf16"
     sync_batchnorm: bool = True
@@ -68,7 +72,7 @@ class Config:
         check_rate(self.p)
         check_choice("precision", self.precision, PRECISIONS)
         self._check_least(1, "steps", "batch")
-        self._check_least(0, "ramp", "fade_out", "learning_rate", "rate_factor", "weight_decay")
+        self._check_least(0, "ramp", "fade_out", "learning_rate", "rate_factor", "warmup", "weight_decay")
         self._make_tuples("milestones")
         if self.fade_out > self.steps:
             raise ValueError(f"fade_out must be at most steps = {self.steps}, got {self.fade_out!r}")
@@ -91,4 +95,5 @@ class Config:
 
     def rate_at(self, step: int) -> float:
         """The learning rate of an update, counted from 0."""
-        return self.learning_rate * self.rate_factor ** sum(step >= milestone for milestone in self.milestones)
+        rate = self.learning_rate * self.rate_factor ** sum(step >= milestone for milestone in self.milestones)
+        return rate * min(1.0, (step + 1) / self.warmup) if self.warmup else rate

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-__all__ = ["Problem", "counts", "facts", "refuse_if_many", "report"]
+from . import processes
+
+__all__ = ["Problem", "UnusableError", "counts", "facts", "refuse_if_many", "report", "report_all"]
 
 MOST_BAD = 0.1
 """If more of a split is bad than this, it is the data set that is wrong, or the path, and not a piece of it."""
@@ -24,6 +26,22 @@ class Problem:
     name: str
     reason: str
     message: str
+
+
+class UnusableError(ValueError):
+    """Something that cannot be used; its message names it, ``reason`` is what records count it under.
+
+    >>> UnusableError("empty file", "a.jpg is empty").problem("train", "a.jpg").reason
+    'empty file'
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def problem(self, split: str, name: str) -> Problem:
+        """As what is wrong with a piece of a split."""
+        return Problem(split, name, self.reason, str(self))
 
 
 def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str = "utterances") -> None:
@@ -69,6 +87,13 @@ def report(problem: Problem, out: TextIO | None = None) -> None:
     train, a.jpg is missing; it is left out
     """
     print(f"{problem.split}, {problem.message}; it is left out", file=sys.stderr if out is None else out)
+
+
+def report_all(problems: Iterable[Problem], out: TextIO | None = None) -> None:
+    """The same of data that every process reads whole: the first of them tells, as all find the same."""
+    if processes.rank() == 0:
+        for problem in problems:
+            report(problem, out)
 
 
 def _listed(found: dict[str, int]) -> str:

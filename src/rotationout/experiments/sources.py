@@ -1,8 +1,9 @@
-"""Where a classifier's images come from: batches of a fixed number of rows, always in the same tensors.
+"""Where the images of a run come from: batches of a fixed number of rows, always in the same tensors.
 
 A *plan* is what an epoch will do, a row for every image: which one, and whatever says how it is cut. The run draws
 plans with its own generator, and keeps the one of this epoch in its checkpoints: so a run that is resumed goes on as it
-would have. A source turns the batches of a plan into images, from memory on the device (`Held`) or from a disk.
+would have. A source turns the batches of a plan into images, from memory on the device (`Held`) or from a disk
+(`rotationout.experiments.streamed`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ class Source(abc.ABC):
         device: where batches are wanted.
 
     Attributes:
+        split: the name of their split, if they have one.
         problems: images that could not be used, found on the way.
         converted: names of images that were not in RGB, likewise.
     """
+
+    split = ""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
@@ -58,8 +62,8 @@ class Source(abc.ABC):
         """Make a batch the present one, by its number. They come in order, from any of them on, some perhaps twice."""
 
     @abc.abstractmethod
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """The present batch: images as the network is given them, and labels. On a GPU this is captured."""
+    def batch(self) -> tuple[Tensor, ...]:
+        """The present batch: images as the network is given them, and what is to be learnt. On a GPU it is captured."""
 
 
 class Held(Source):
@@ -69,11 +73,12 @@ class Held(Source):
         rows: images of a batch.
         columns: those of a plan.
         device: where the images are.
+        dtype: of a plan.
     """
 
-    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype = torch.int64) -> None:
         super().__init__(rows, device)
-        self.chosen = torch.zeros(rows, columns, dtype=torch.int64, device=device)
+        self.chosen = torch.zeros(rows, columns, dtype=dtype, device=device)
         self._batches = self.chosen.unsqueeze(0)
 
     def begin(self, batches: Tensor) -> None:

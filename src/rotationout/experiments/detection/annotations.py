@@ -18,9 +18,9 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, refuse_if_many, report
+from ..problems import Problem, UnusableError, refuse_if_many, report_all
 
-__all__ = ["BoxError", "Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
+__all__ = ["Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
 
 LEAST_SIDE = 1e-3
 """Of a box, in pixels: what is smaller has no size."""
@@ -32,14 +32,6 @@ Box = tuple[tuple[float, float, float, float], int]
 
 Images = dict[Any, dict[str, Any]]
 """What an annotation file says of images, by their ids."""
-
-
-class BoxError(ValueError):
-    """A box that cannot be used; ``reason`` is what records count it under."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -78,8 +70,12 @@ class Split:
         """The boxes of the image that has most."""
         return int(self.starts.diff().max())
 
-    def marked(self, index: int, most: int) -> tuple[Tensor, Tensor]:
-        """The boxes of an image, (most, 4), and their labels, (most,); behind the last one zeros, labelled −1."""
+    def marked(self, index: int, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """The boxes of an image, (most, 4), and their labels, (most,); behind the last one zeros, labelled −1.
+
+        ``most`` is that of the split if it is not given.
+        """
+        most = self.most if most is None else most
         begin, end = self.starts[index : index + 2].tolist()
         boxes, labels = torch.zeros(most, 4), torch.full((most,), -1)
         boxes[: end - begin], labels[: end - begin] = self.boxes[begin:end], self.labels[begin:end]
@@ -111,13 +107,13 @@ def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> 
     images, annotations, categories = read_annotations(source)
     place = image_folder(root, split)
     boxes, bad_boxes = _read_boxes(split, source, images, annotations, categories)
-    bad_images = _bad_images(split, place, images, {image for image, _ in bad_boxes if not boxes.get(image)})
+    spoilt = {image for image, _ in bad_boxes if isinstance(image, int) and not boxes.get(image)}
+    bad_images = _bad_images(split, place, images, spoilt)
     problems = [problem for _, problem in bad_boxes]
     refuse_if_many(problems, [split] * len(annotations), "boxes")
     refuse_if_many(bad_images.values(), [split] * len(images), "images")
     problems += bad_images.values()
-    for problem in problems:
-        report(problem, out)
+    report_all(problems, out)
     kept = [identity for identity in images if identity not in bad_images]
     found = [box for identity in kept for box in boxes[identity]]
     return Split(
@@ -144,9 +140,10 @@ def _read_boxes(
     for number, annotation in enumerate(annotations):
         try:
             image, box = _usable(annotation, images, labels)
-        except BoxError as error:
+        except UnusableError as error:
             image = annotation.get("image_id")
-            name = f"{images[image]['file_name'] if image in images else source.name}, box {number}"
+            known = isinstance(image, int) and image in images
+            name = f"{images[image]['file_name'] if known else source.name}, box {number}"
             bad.append((image, Problem(split, name, error.reason, f"{name}: {error}")))
             continue
         if not annotation.get("iscrowd"):
@@ -161,7 +158,7 @@ def _bad_images(split: str, place: Path, images: Images, spoilt: set[Any]) -> di
     for identity, image in images.items():
         file = image["file_name"]
         if file not in names and not (place / file).is_file():
-            bad[identity] = Problem(split, file, "missing image", f"{place / file} is missing")
+            bad[identity] = Problem(split, file, "missing image", f"{file} is missing in {place}")
         elif identity in spoilt:
             bad[identity] = Problem(split, file, "no usable box", f"{file} has no box that can be used")
     return bad
@@ -186,23 +183,23 @@ def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float
     """
     numbers = isinstance(bbox, list) and len(bbox) == 4 and all(isinstance(v, int | float) for v in bbox)
     if not numbers or not all(math.isfinite(value) for value in bbox):
-        raise BoxError("malformed box", f"bbox must be four numbers, got {bbox!r}")
+        raise UnusableError("malformed box", f"bbox must be four numbers, got {bbox!r}")
     x, y, w, h = map(float, bbox)
     if min(w, h) < LEAST_SIDE:
-        raise BoxError("box without size", f"width and height of bbox must be positive, got {bbox!r}")
+        raise UnusableError("box without size", f"width and height of bbox must be positive, got {bbox!r}")
     left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
     if min(right - left, bottom - top) < LEAST_SIDE:
-        raise BoxError("box outside its image", f"bbox {bbox!r} lies outside the {width} × {height} image")
+        raise UnusableError("box outside its image", f"bbox {bbox!r} lies outside the {width} × {height} image")
     return left, top, right, bottom
 
 
 def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) -> tuple[Any, Box]:
     """The image that an annotation belongs to, and its box with the label; an error if it is no good."""
     image, category = annotation.get("image_id"), annotation.get("category_id")
-    if image not in images:
-        raise BoxError("annotation without image", f"there is no image {image!r}")
-    if category not in labels:
-        raise BoxError("unknown category", f"there is no category {category!r}")
+    if not isinstance(image, int) or image not in images:
+        raise UnusableError("annotation without image", f"there is no image {image!r}")
+    if not isinstance(category, int) or category not in labels:
+        raise UnusableError("unknown category", f"there is no category {category!r}")
     return image, (corners(annotation.get("bbox"), images[image]["width"], images[image]["height"]), labels[category])
 
 
@@ -217,11 +214,15 @@ def truth(source: Path) -> dict[str, Any]:
     for annotation in annotations:
         try:
             _usable(annotation, images, known)
-        except BoxError:
+        except UnusableError:
             continue
         _, _, width, height = annotation["bbox"]
         named = {key: annotation[key] for key in ("image_id", "category_id", "bbox")}
-        more = {"area": annotation.get("area", width * height), "iscrowd": annotation.get("iscrowd", 0)}
+        area = annotation.get("area")
+        more = {
+            "area": area if isinstance(area, int | float) else width * height,
+            "iscrowd": int(bool(annotation.get("iscrowd"))),
+        }
         usable.append({"id": len(usable) + 1, **named, **more})
     kinds = [{"id": identity, "name": name} for identity, name in categories.items()]
     return {"images": list(images.values()), "annotations": usable, "categories": kinds}
@@ -238,13 +239,23 @@ def read_annotations(source: Path) -> tuple[Images, list[dict[str, Any]], dict[i
         images = {image["id"]: image for image in content["images"]}
         annotations: list[dict[str, Any]] = content["annotations"]
         categories = {kind["id"]: str(kind["name"]) for kind in sorted(content["categories"], key=lambda k: k["id"])}
-        sound = all({"file_name", "width", "height"} <= image.keys() for image in images.values())
-    except (ValueError, TypeError, KeyError) as error:
+        sound = all(map(_is_described, images.values())) and all(isinstance(identity, int) for identity in categories)
+        if not all(isinstance(annotation, dict) for annotation in annotations):
+            raise TypeError("annotations must be objects")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{source} is not an annotation file of COCO's, with images, annotations and categories ({error!r})"
         ) from error
     if not sound or len(images) < len(content["images"]):
-        raise ValueError(f"{source}: every image must have an id of its own, a file_name, a width and a height")
+        raise ValueError(
+            f"{source}: every image must have an id of its own, a file_name, a width and a height; ids are integers"
+        )
     if not images or not categories:
         raise ValueError(f"{source} has {len(images)} images and {len(categories)} categories; it needs some of both")
     return images, annotations, categories
+
+
+def _is_described(image: dict[str, Any]) -> bool:
+    kinds = {"id": int, "file_name": str, "width": int, "height": int}
+    known = all(isinstance(image.get(name), kind) for name, kind in kinds.items())
+    return known and image["width"] > 0 and image["height"] > 0

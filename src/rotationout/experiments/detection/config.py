@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...strength import check_choice
-from ..config import Config
+from ..resnet import check_block_sizes
+from ..vision import VisionConfig
 
 __all__ = ["INITIALIZATIONS", "DetectionConfig"]
 
@@ -16,7 +17,7 @@ LARGEST_STRIDE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionConfig(Config):
+class DetectionConfig(VisionConfig):
     """A run of object detection: RetinaNet, SGD, average precision.
 
     Args:
@@ -27,8 +28,6 @@ class DetectionConfig(Config):
         initialization: ``"random"``, or ``"imagenet"``: torchvision's checkpoint, ``<backbone>.pth`` beside the data.
         stages: so many of the last stages have the noise.
         block_sizes: ``block_size`` of the noise in each of these stages, the last one last; empty if it has none.
-        momentum: of SGD.
-        warmup: steps over which the learning rate grows linearly to where it starts.
         alpha: of the focal loss, the weight of objects.
         gamma: of the focal loss, its exponent.
         scales: the least and the largest longer side of a training image.
@@ -46,8 +45,6 @@ class DetectionConfig(Config):
     initialization: str = "random"
     stages: int = 2
     block_sizes: tuple[int, ...] = ()
-    momentum: float = 0.9
-    warmup: int = 0
     alpha: float = 0.25
     gamma: float = 1.5
     scales: tuple[int, int] = (512, 768)
@@ -62,7 +59,7 @@ class DetectionConfig(Config):
         check_choice("backbone", self.backbone, BACKBONES)
         check_choice("initialization", self.initialization, INITIALIZATIONS)
         self._check_least(1, "crop", "test_every", "stages")
-        self._check_least(0, "momentum", "warmup", "gamma")
+        self._check_least(0, "gamma")
         self._make_tuples("block_sizes", "scales")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"scales must be a least and a largest number of pixels, got {self.scales!r}")
@@ -70,14 +67,4 @@ class DetectionConfig(Config):
             raise ValueError(f"crop must be a multiple of {LARGEST_STRIDE}, got {self.crop!r}")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must lie between 0 and 1, got {self.alpha!r}")
-        if self.block_sizes and len(self.block_sizes) != self.stages:
-            raise ValueError(f"block_sizes must have one for each of {self.stages} stages, got {self.block_sizes!r}")
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of an update, counted from 0.
-
-        >>> config = DetectionConfig(recipe="doc", row="none", warmup=4, learning_rate=0.4)
-        >>> [round(config.rate_at(step), 3) for step in range(5)]
-        [0.1, 0.2, 0.3, 0.4, 0.4]
-        """
-        return super().rate_at(step) * min(1.0, (step + 1) / self.warmup if self.warmup else 1.0)
+        check_block_sizes(self.block_sizes, self.stages)

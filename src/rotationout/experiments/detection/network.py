@@ -1,9 +1,7 @@
-"""The network of Table 3: torchvision's RetinaNet on a ResNet with a feature pyramid, noise in the ResNet."""
+"""The network of Table 3: torchvision's RetinaNet on a ResNet with a feature pyramid."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
-
-from ...placing import insert_in_stages
 
 __all__ = ["BACKBONES", "Detector", "load_weights"]
 
@@ -31,9 +27,6 @@ ANCHORS = 9
 DETECTIONS = 100
 """At most so many are made of an image; COCO's score looks at no more."""
 
-StageNoise = Callable[[int], nn.Module]
-"""A noise for maps of the stage with this number."""
-
 
 class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
     """Tells for every anchor what it shows and how the object lies in it; anchors and decoding are torchvision's.
@@ -48,8 +41,6 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         head_norm: GroupNorm behind the convolutions of the head, as in torchvision's second version. Without it, as
             printed by Lin et al., four layers of weights as small as theirs are let through little of what is seen:
             enough for a backbone that has learnt ImageNet, but drawn weights start slowly.
-        noise: makes the noise that goes before every convolution of a stage's branches.
-        stages: so many of the last stages have it.
         weights: of the whole ResNet, as torchvision has it, instead of drawn ones.
     """
 
@@ -61,8 +52,6 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         layers: tuple[int, ...] | None = None,
         width: int = 256,
         head_norm: bool = True,
-        noise: StageNoise | None = None,
-        stages: int = 2,
         weights: dict[str, Tensor] | None = None,
     ) -> None:
         block, depth = BACKBONES[backbone]
@@ -72,8 +61,6 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
                 body.load_state_dict(weights)
             except RuntimeError as error:
                 raise ValueError(f"weights do not fit the backbone {backbone!r}: {error}") from error
-        if noise is not None:
-            insert_in_stages(body, lambda name, _: noise(_stage(name)), last=stages)
         channels = [64 * block.expansion * 2**k for k in (1, 2, 3)]
         pyramid = BackboneWithFPN(
             body,
@@ -85,6 +72,12 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
         norm = partial(nn.GroupNorm, min(32, width // 2)) if head_norm else None
         head = RetinaNetHead(width, ANCHORS, classes, norm_layer=norm)
         super().__init__(pyramid, classes, head=head, detections_per_img=DETECTIONS)
+
+    @property
+    def body(self) -> nn.Module:
+        """The stages of the ResNet."""
+        found: nn.Module = self.backbone.body
+        return found
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N, A, classes) and deltas (N, A, 4) for normalised images (N, 3, H, W)."""
@@ -121,10 +114,3 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path} does not hold the weights of a ResNet, or is damaged ({error})") from error
     return weights
-
-
-def _stage(name: str) -> int:
-    """The stage that a module of a ResNet belongs to."""
-    found = re.match(r"layer(\d+)", name)
-    assert found is not None, name
-    return int(found[1])

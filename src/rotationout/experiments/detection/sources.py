@@ -1,200 +1,207 @@
-"""Where a run gets its batches from: images that are all held on the device, or read again and again by workers.
+"""Windows on images with boxes: of images that are all held on the device, or read by other processes on the way.
 
-Either way an image goes through `rotationout.experiments.detection.crops` as its plan says, and plans are the run's
-own: what it learns from depends on its seed alone, and it goes on where it stopped.
+Either way an image goes through `rotationout.experiments.detection.crops` as its row of the plan says: its number, and
+the four numbers of what it goes through. Plans are in fp64, which holds any number of images.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from ..problems import Problem, refuse_if_many, report
+from ..pixels import Normalize, decode, read_all, to_tensor
+from ..problems import UnusableError
+from ..sources import NOBODY, Held
+from ..streamed import Reader, Streamed
 from . import crops
 from .annotations import Split
 
-__all__ = ["Batch", "Held", "ImageError", "Source", "Streamed", "Visit", "read_image"]
+__all__ = ["HeldSplit", "HeldWindows", "LoadedSplit", "LoadedWindows", "hold", "read_image"]
 
-WORKERS = 8
-"""Processes that read images, of each process that learns; fewer where there are fewer cores."""
+PLAN = torch.float64
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Windows as the network is given them, (N, 3, window, window); boxes, (N, G, 4), and their labels, (N, G), −1 where
+there is none; whether each is of an image that could be read, (N,)."""
 
-Visit = tuple[list[int], Tensor]
-"""A batch to come: the numbers of its images, and the plan of each, (images, 4), on the CPU."""
 
-
-class ImageError(ValueError):
-    """An image that cannot be used; ``reason`` is what records count it under."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+def read_image(split: Split, index: int) -> tuple[Tensor, bool]:
+    """An image, (3, H, W), uint8, and whether it was not in RGB; it must have the size that was annotated."""
+    path, size = split.paths[index], tuple(split.sizes[index].tolist())
+    image, converted = decode(path.name, path.read_bytes)
+    if (image.height, image.width) != size:
+        raise UnusableError(
+            "image of another size",
+            f"{path.name} must have {size[0]} rows of {size[1]} pixels, got {image.height} of {image.width}",
+        )
+    return to_tensor(image), converted
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Windows on images and what they show.
-
-    Attributes:
-        indices: the numbers of the images.
-        pixels: (N, 3, window, window), uint8.
-        boxes: (N, G, 4), fp32.
-        labels: (N, G), int64; −1 where there is no box.
-        usable: whether the image could be read, (N,), bool.
-        problems: why not.
-    """
-
-    indices: list[int]
-    pixels: Tensor
-    boxes: Tensor
-    labels: Tensor
-    usable: Tensor
-    problems: tuple[Problem, ...] = ()
-
-
-def read_image(path: Path, size: Sequence[int]) -> Tensor:
-    """An image, (3, H, W), uint8, which must have the height and the width that were annotated."""
-    from torchvision.io import ImageReadMode, decode_image, read_file
-
-    if not path.is_file():
-        raise ImageError("missing image", f"{path} is missing")
-    try:
-        pixels: Tensor = decode_image(read_file(str(path)), ImageReadMode.RGB)
-    except RuntimeError as error:
-        raise ImageError("damaged image", f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    if list(pixels.shape) != [3, *size]:
-        raise ImageError(
-            "image of another size", f"{path} must have {size[0]} rows of {size[1]} pixels, got {tuple(pixels.shape)}"
-        )
-    return pixels
-
-
-class Held:
+class HeldSplit:
     """A split whose images are all on the device, as bytes.
 
-    Args:
-        split: which images. Those that cannot be read are left out of it.
-        window: pixels of a side of what is cut out.
-        device: where to keep them.
-        out: where to report what is left out, stderr if not given.
-
     Attributes:
-        split: without those.
-    """
-
-    def __init__(self, split: Split, window: int, device: torch.device, *, out: TextIO | None = None) -> None:
-        bad: dict[int, Problem] = {}
-        images: list[Tensor] = []
-        for index, (path, size) in enumerate(zip(split.paths, split.sizes.tolist(), strict=True)):
-            try:
-                images.append(read_image(path, size))
-            except ImageError as error:
-                bad[index] = Problem(split.name, path.name, error.reason, str(error))
-                report(bad[index], out)
-        refuse_if_many(bad.values(), [split.name] * len(split), "images")
-        self.split, self.window, self.device = split.without(bad), window, device
-        if not images:
-            raise ValueError(f"{split.source} has no images that can be used")
-        height, width = self.split.sizes.amax(0).tolist()
-        self.pixels = torch.zeros(len(images), 3, height, width, dtype=torch.uint8, device=device)
-        for place, image in enumerate(images):
-            self.pixels[place, :, : image.size(1), : image.size(2)] = image.to(device)
-        self.sizes = self.split.sizes.to(device)
-        marked = [self.split.marked(index, self.split.most) for index in range(len(images))]
-        self.boxes = torch.stack([boxes for boxes, _ in marked]).to(device)
-        self.labels = torch.stack([labels for _, labels in marked]).to(device)
-
-    def batches(self, visits: Sequence[Visit]) -> Iterator[Batch]:
-        """A batch for each visit, cut out on the device when it is asked for.
-
-        Numbers and plans of all visits go there at once: a copy from the host for each would wait for the device.
-        """
-        if not visits:
-            return
-        counts = [len(indices) for indices, _ in visits]
-        numbers = torch.tensor([index for indices, _ in visits for index in indices]).to(self.device)
-        every = torch.cat([plans for _, plans in visits]).to(self.device)
-        parts = zip(visits, numbers.split(counts), every.split(counts), strict=True)
-        for (indices, _), chosen, plans in parts:
-            sizes = self.sizes[chosen]
-            yield Batch(
-                indices,
-                crops.cut(self.pixels[chosen], sizes, plans, self.window),
-                *crops.move(self.boxes[chosen], self.labels[chosen], sizes, plans, self.window),
-                torch.ones(len(indices), dtype=torch.bool, device=self.device),
-            )
-
-
-class Streamed:
-    """A split whose images are read when it is their turn, by worker processes.
-
-    Args:
-        split: which images.
+        split: without images that could not be read.
         window: pixels of a side of what is cut out.
-        pinned: keep batches where a GPU can fetch them by itself.
-        workers: how many processes read; none if 0.
+        pixels: (images, 3, H, W), uint8, each image in the upper left corner of its place.
+        sizes: height and width of each, (images, 2).
+        boxes: (images, G, 4).
+        labels: of the boxes, (images, G), −1 where there is none.
+        converted: how many images were not in RGB.
     """
 
-    def __init__(self, split: Split, window: int, *, pinned: bool = False, workers: int | None = None) -> None:
-        self.split, self.window, self.pinned = split, window, pinned
-        self.workers = min(WORKERS, os.cpu_count() or 1) if workers is None else workers
-
-    def batches(self, visits: Sequence[Visit]) -> Iterator[Batch]:
-        """A batch for each visit, on the CPU."""
-        workers = min(self.workers, len(visits))
-        options: dict[str, Any] = {"multiprocessing_context": "forkserver", "prefetch_factor": 2} if workers else {}
-        loader = DataLoader(
-            _Windows(self.split, self.window, visits),
-            batch_size=None,
-            num_workers=workers,
-            pin_memory=self.pinned,
-            generator=torch.Generator(),  # it draws a seed, which must not be the run's
-            **options,
-        )
-        yield from map(_batch, loader)
-
-
-Source = Held | Streamed
-
-
-class _Windows(Dataset[tuple[Any, ...]]):
-    """The batches of some visits, as plain tuples, by their numbers."""
-
-    def __init__(self, split: Split, window: int, visits: Sequence[Visit]) -> None:
-        self.split, self.window, self.visits = split, window, visits
+    split: Split
+    window: int
+    pixels: Tensor
+    sizes: Tensor
+    boxes: Tensor
+    labels: Tensor
+    converted: int = 0
 
     def __len__(self) -> int:
-        return len(self.visits)
+        return len(self.split)
 
-    def __getitem__(self, place: int) -> tuple[Any, ...]:
-        if place >= len(self):
-            raise IndexError(place)
-        indices, plans = self.visits[place]
-        found = [self._window(index, plan.unsqueeze(0)) for index, plan in zip(indices, plans, strict=True)]
-        pixels, boxes, labels, problems = zip(*found, strict=True)
-        usable = torch.tensor([problem is None for problem in problems])
-        named = [vars(problem) for problem in problems if problem is not None]
-        return indices, torch.cat(pixels), torch.cat(boxes), torch.cat(labels), usable, named
+    def source(self, rows: int, device: torch.device, scales: tuple[int, int]) -> HeldWindows:
+        """Batches of so many; the device is where they are."""
+        return HeldWindows(self, rows, scales)
 
-    def _window(self, index: int, plan: Tensor) -> tuple[Tensor, Tensor, Tensor, Problem | None]:
-        split, window = self.split, self.window
+
+def hold(split: Split, window: int, device: torch.device, *, out: TextIO | None = None) -> HeldSplit:
+    """Read all images of a split, and put them on a device.
+
+    Args:
+        split: which images. Those that cannot be read are left out.
+        window: pixels of a side of what will be cut out.
+        device: where to keep them.
+        out: where to report what is left out, stderr if not given.
+    """
+    found, bad = read_all(split.name, [path.name for path in split.paths], lambda index: read_image(split, index), out)
+    if not found:
+        raise ValueError(f"{split.source} has no images that can be used")
+    kept = split.without(bad)
+    pixels = torch.zeros(len(found), 3, *kept.sizes.amax(0).tolist(), dtype=torch.uint8)
+    for place, (image, _) in zip(pixels, found, strict=True):
+        place[:, : image.size(1), : image.size(2)] = image
+    marked = [kept.marked(index) for index in range(len(kept))]
+    boxes, labels = (torch.stack(column).to(device) for column in zip(*marked, strict=True))
+    converted = sum(converted for _, converted in found)
+    return HeldSplit(kept, window, pixels.to(device), kept.sizes.to(device), boxes, labels, converted)
+
+
+class HeldWindows(Held):
+    """Windows that are cut out on the device.
+
+    Args:
+        images: what is there.
+        rows: images of a batch.
+        scales: the least and the largest longer side to learn from.
+    """
+
+    def __init__(self, images: HeldSplit, rows: int, scales: tuple[int, int]) -> None:
+        super().__init__(rows, 5, images.pixels.device, PLAN)
+        self.images, self.scales, self.split = images, scales, images.split.name
+        self._normalize = Normalize(self.device)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Which image, and what it goes through: (images, 5)."""
+        return _drawn(len(self), self.scales, generator)
+
+    def still(self) -> Tensor:
+        """Each image as large as the window."""
+        return _still(len(self), self.images.window)
+
+    def batch(self) -> Batch:
+        """Cut out on the device."""
+        images, numbers, plans = self.images, self.chosen[:, 0].long(), self.chosen[:, 1:].float()
+        sizes = images.sizes[numbers]
+        pixels = crops.cut(images.pixels[numbers], sizes, plans, images.window)
+        boxes, labels = crops.move(images.boxes[numbers], images.labels[numbers], sizes, plans, images.window)
+        return self._normalize(pixels), boxes, labels, numbers != NOBODY
+
+
+@dataclass(frozen=True)
+class LoadedSplit:
+    """A split whose images stay where they are until they are wanted.
+
+    Attributes:
+        split: which images.
+        window: pixels of a side of what is cut out.
+        converted: of no image it is known before it is read.
+    """
+
+    split: Split
+    window: int
+    converted: int = 0
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def source(self, rows: int, device: torch.device, scales: tuple[int, int]) -> LoadedWindows:
+        """Batches of so many."""
+        return LoadedWindows(self, rows, device, scales)
+
+
+class _Windows(Reader):
+    """Windows as bytes, boxes, labels, and that the image could be read."""
+
+    def __init__(self, images: LoadedSplit) -> None:
+        self.images, self.split = images, images.split.name
+        self.names = [path.name for path in images.split.paths]
+        blank = torch.zeros(3, images.window, images.window, dtype=torch.uint8)
+        most = images.split.most
+        self.nobody = blank, torch.zeros(most, 4), torch.full((most,), -1), torch.tensor(False)
+
+    def read(self, row: Sequence[Any]) -> tuple[tuple[Tensor, ...], bool]:
+        split, window = self.images.split, self.images.window
+        index, plan = int(row[0]), torch.tensor([row[1:]])
+        pixels, converted = read_image(split, index)
         size = split.sizes[index : index + 1]
-        boxes, labels = split.marked(index, split.most)
-        try:
-            pixels = crops.cut(read_image(split.paths[index], size[0].tolist()).unsqueeze(0), size, plan, window)
-        except ImageError as error:
-            problem = Problem(split.name, split.paths[index].name, error.reason, str(error))
-            blank = torch.zeros(1, 3, window, window, dtype=torch.uint8)
-            return blank, boxes.unsqueeze(0) * 0, labels.unsqueeze(0) * 0 - 1, problem
-        return pixels, *crops.move(boxes.unsqueeze(0), labels.unsqueeze(0), size, plan, window), None
+        boxes, labels = (column.unsqueeze(0) for column in split.marked(index))
+        seen = crops.cut(pixels.unsqueeze(0), size, plan, window)
+        boxes, labels = crops.move(boxes, labels, size, plan, window)
+        return (seen[0], boxes[0], labels[0], torch.tensor(True)), converted
 
 
-def _batch(read: tuple[Any, ...]) -> Batch:
-    indices, pixels, boxes, labels, usable, named = read
-    return Batch(list(indices), pixels, boxes, labels, usable, tuple(Problem(**problem) for problem in named))
+class LoadedWindows(Streamed):
+    """Windows on images that are read ahead.
+
+    Args:
+        images: where they are.
+        rows: images of a batch.
+        device: where batches go.
+        scales: the least and the largest longer side to learn from.
+    """
+
+    def __init__(self, images: LoadedSplit, rows: int, device: torch.device, scales: tuple[int, int]) -> None:
+        super().__init__(_Windows(images), rows, device)
+        self.images, self.scales = images, scales
+        self._normalize = Normalize(device)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Which image, and what it goes through: (images, 5)."""
+        return _drawn(len(self), self.scales, generator)
+
+    def still(self) -> Tensor:
+        """Each image as large as the window."""
+        return _still(len(self), self.images.window)
+
+    def batch(self) -> Batch:
+        """As it came."""
+        pixels, boxes, labels, usable = self.tensors
+        return self._normalize(pixels), boxes, labels, usable
+
+
+def _drawn(count: int, scales: tuple[int, int], generator: torch.Generator) -> Tensor:
+    order = torch.randperm(count, generator=generator)
+    return torch.column_stack([order.to(PLAN), crops.draw_plans(count, scales, generator).to(PLAN)])
+
+
+def _still(count: int, window: int) -> Tensor:
+    return torch.column_stack([torch.arange(count, dtype=PLAN), crops.still_plans(count, window).to(PLAN)])

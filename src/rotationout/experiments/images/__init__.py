@@ -11,9 +11,9 @@ What becomes of data that are not as they should be:
 | an image in grey, with a palette, with transparency or in CMYK | it is converted to RGB, as torchvision does |
 | a file whose name does not end as that of an image does | it is no image, and not looked at |
 
-Images that are held on the device are all decoded before the first step. Those that are read on the way cannot be: in
-training the place of a bad one is taken by another image of its batch, in a test it does not count, and that a class
-has no image left is not noticed. Whatever is left out is reported on stderr by its name, when it is first met, and
-counted and named in the record of every run, beside how many images were learnt from and tested on, and how many were
-converted.
+Images that are held on the device are all decoded before the first step. Those that are read on the way cannot be: one
+that is found bad when it is its turn counts for nothing in its batch, to learn from or to test on, and that a class has
+no image left is not noticed. Whatever is left out is reported on stderr by its name, when it is first met. It
+is counted and named in the record of every run, which also says how many images were learnt from and tested on, and how
+many were converted.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..classifier import ClassifierConfig
+from ..resnet import check_block_sizes
 
 __all__ = ["ImagesConfig"]
 
@@ -39,9 +40,4 @@ class ImagesConfig(ClassifierConfig):
         self._check_least(1, "size", "last_stages")
         if self.short_side < self.size:
             raise ValueError(f"short_side must be at least size = {self.size}, got {self.short_side!r}")
-        if self.last_stages > 4:
-            raise ValueError(f"last_stages must be at most 4, got {self.last_stages!r}")
-        if self.block_sizes and len(self.block_sizes) != self.last_stages:
-            raise ValueError(
-                f"block_sizes must be one for each of the last {self.last_stages} stages, got {self.block_sizes!r}"
-            )
+        check_block_sizes(self.block_sizes, self.last_stages)

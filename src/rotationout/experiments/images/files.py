@@ -11,11 +11,17 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from ..pixels import decode
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["ENDINGS", "Files", "Folder", "Packed", "check_classes", "open_split", "pack"]
 
@@ -46,6 +52,10 @@ class Files(abc.ABC):
     @abc.abstractmethod
     def read(self, index: int) -> bytes:
         """The bytes of a file, which may raise an OSError."""
+
+    def decode(self, index: int) -> tuple[Image, bool]:
+        """An image in RGB, and whether it had to be converted: `rotationout.experiments.pixels.decode`."""
+        return decode(self.names[index], partial(self.read, index))
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 from torch import Tensor
 
-from ..problems import Problem, refuse_if_many
+from ..pixels import Normalize, read_all, to_tensor
+from ..problems import Problem
 from ..sources import Held
 from .crops import centre_boxes, draw_boxes, resample
 from .files import Files
-from .pixels import ImageError, Normalize, decode, fit, to_tensor
 
-__all__ = ["HeldImages", "HeldSource", "hold"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["LONGEST", "HeldImages", "HeldSource", "fit", "hold"]
+
+LONGEST = 4 / 3
+"""Of an image no more than so many times its short side is kept, about its middle."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class HeldImages:
 
 
 def hold(files: Files, size: int, short: int, device: torch.device, out: TextIO | None = None) -> HeldImages:
-    """Decode all images of a split in as many threads as there are processors, and put them on a device.
+    """Decode all images of a split, and put them on a device.
 
     Args:
         files: where they are.
@@ -59,32 +62,42 @@ def hold(files: Files, size: int, short: int, device: torch.device, out: TextIO 
         out: where to report what is left out, stderr if not given.
     """
 
-    def read(index: int) -> tuple[Tensor, bool] | ImageError:
-        try:
-            image, converted = decode(files, index)
-            return to_tensor(fit(image, short)), converted
-        except ImageError as error:
-            return error
+    def read(index: int) -> tuple[Tensor, bool]:
+        image, converted = files.decode(index)
+        return to_tensor(fit(image, short)), converted
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(read, range(len(files))))
-    problems = []
-    for name, image in zip(files.names, found, strict=True):
-        if isinstance(image, ImageError):
-            print(f"{image}; it is left out", file=out or sys.stderr)
-            problems.append(Problem(files.split, name, image.reason, str(image)))
-    refuse_if_many(problems, [files.split] * len(files), "images")
-    kept = [(image, label) for image, label in zip(found, files.labels, strict=True) if isinstance(image, tuple)]
-    labels = torch.tensor([label for _, label in kept])
+    found, bad = read_all(files.split, files.names, read, out)
+    labels = torch.tensor([label for index, label in enumerate(files.labels) if index not in bad])
     gone = sorted(set(range(len(files.classes))) - set(labels.tolist()))
     if gone:
         raise ValueError(f"no image of {files.split}/{files.classes[gone[0]]} can be used: every class needs one")
-    sizes = torch.tensor([image.shape[1:] for (image, _), _ in kept])
-    pixels = torch.zeros(len(kept), 3, *sizes.amax(0).tolist(), dtype=torch.uint8)
-    for place, ((whole, _), _) in zip(pixels, kept, strict=True):
-        place[:, : whole.size(1), : whole.size(2)] = whole
-    converted = sum(converted for (_, converted), _ in kept)
-    return HeldImages(pixels.to(device), sizes, labels.to(device), size, tuple(problems), converted)
+    sizes = torch.tensor([image.shape[1:] for image, _ in found])
+    pixels = torch.zeros(len(found), 3, *sizes.amax(0).tolist(), dtype=torch.uint8)
+    for place, (image, _) in zip(pixels, found, strict=True):
+        place[:, : image.size(1), : image.size(2)] = image
+    converted = sum(converted for _, converted in found)
+    return HeldImages(pixels.to(device), sizes, labels.to(device), size, tuple(bad.values()), converted)
+
+
+def fit(image: Image, size: int) -> Image:
+    """The image with a short side of ``size`` pixels, and of its long side no more than `LONGEST` allows.
+
+    >>> from PIL import Image
+    >>> fit(Image.new("RGB", (500, 100)), 128).size, fit(Image.new("RGB", (128, 150)), 128).size
+    ((170, 128), (128, 150))
+    """
+    from PIL.Image import Resampling
+
+    short, long = sorted(image.size)
+    longest = int(LONGEST * size)
+    if short == size and long <= longest:
+        return image
+    kept = min(float(long), short * longest / size)
+    shape = size, max(size, round(kept * size / short))
+    start = (long - kept) / 2
+    if image.width <= image.height:
+        return image.resize(shape, box=(0, start, short, start + kept), resample=Resampling.BILINEAR)
+    return image.resize(shape[::-1], box=(start, 0, start + kept, short), resample=Resampling.BILINEAR)
 
 
 class HeldSource(Held):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...placing import insert, insert_in_stages
+from ...placing import insert
 from ...registry import noise as make_noise
+from ..resnet import STAGES, insert_noise
 from .config import ImagesConfig
 
-__all__ = ["LAYERS", "STAGES", "build_network"]
+__all__ = ["LAYERS", "build_network"]
 
 LAYERS = (3, 4, 6, 3)
 """Blocks of the stages of ResNet-50."""
-STAGES = 4
 BEFORE_LINEAR = {"spatial": "dropout", "dropblock": "dropout"}
 """What noises of maps are on the map of one position that the last linear layer is given."""
 
@@ -36,7 +36,7 @@ def build_network(config: ImagesConfig, classes: int) -> nn.Module:
     elif config.noise == "droppath":
         _drop_paths(network, config)
     elif config.noise != "none":
-        insert_in_stages(network, lambda name, conv: _noise_at(config, name, conv), last=config.last_stages)
+        insert_noise(network, config, last=config.last_stages, block_sizes=config.block_sizes)
         kind = BEFORE_LINEAR.get(config.noise, config.noise)
         insert(network, make_noise(kind, config.p), before="fc")
     return network
@@ -49,13 +49,3 @@ def _drop_paths(network: nn.Module, config: ImagesConfig) -> None:
             # processes.
             last = block.get_submodule("bn3")
             block.bn3 = nn.Sequential(last, make_noise("droppath", config.p, **config.noise_options))
-
-
-def _noise_at(config: ImagesConfig, name: str, conv: nn.Module) -> nn.Module:
-    """The noise before a convolution, by its name, ``layer3.0.conv1`` say."""
-    assert isinstance(conv, nn.Conv2d)
-    options = config.options_at(conv.in_channels)
-    if config.block_sizes:
-        stage = int(name.removeprefix("layer").partition(".")[0])
-        options["block_size"] = config.block_sizes[stage - 1 - STAGES]
-    return make_noise(config.noise, config.p, **options)

@@ -6,22 +6,23 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 
-from .. import processes
-from ..classifier import Classifier, channels_last
+from ..classifier import Classifier
 from ..problems import Problem, facts
+from ..resnet import residual_blocks
 from ..sources import Source
+from ..vision import channels_last
 from .config import ImagesConfig
 from .files import Files, check_classes, open_split
 from .held import hold
 from .loaded import LoadedImages
-from .network import STAGES, build_network
+from .network import build_network
 
 __all__ = ["ImageClassification", "ImageData", "Pictures", "load_pictures"]
 
@@ -88,7 +89,7 @@ class ImageClassification(Classifier[Pictures]):
     def facts(self) -> dict[str, Any]:
         """What was learnt from and tested on, what was left out of it, and how fast it was learnt."""
         train, test = self.data.train, self.data.test
-        problems, converted = self._found()
+        problems, converted = self.met()
         bad = Counter(problem.split for problem in problems)
         return {
             "train_images": len(train) - bad[self.config.train_split],
@@ -109,8 +110,7 @@ class ImageClassification(Classifier[Pictures]):
 
     def regions(self) -> Iterable[nn.Module]:
         """The residual blocks, most of which are alike."""
-        stages = [self.network.get_submodule(f"layer{stage + 1}") for stage in range(STAGES)]
-        return [block for stage in stages for block in stage.children()]
+        return residual_blocks(self.network)
 
     def begin_epoch(self) -> None:
         """With a look at the clock."""
@@ -124,25 +124,3 @@ class ImageClassification(Classifier[Pictures]):
             self._rates.append(self.config.batch * (self.step - step) / (time.monotonic() - then))
             self._begun = None
         return super().test()
-
-    def _found(self) -> tuple[list[Problem], list[str]]:
-        """Bad images and converted ones that all processes met on the way, each once."""
-        sources = (self.learnt, self.tested)
-        mine = [problem for source in sources for problem in source.problems]
-        names = [name for source in sources for name in source.converted]
-        problems = {(p.split, p.name): p for found in processes.gather(mine) for p in found}
-        converted = {name for found in processes.gather(names) for name in found}
-        return list(problems.values()), sorted(converted)
-
-    def state(self) -> dict[str, Any]:
-        """With the images that were found to be bad, or not in RGB."""
-        problems, converted = self._found()
-        return {**super().state(), "problems": [asdict(problem) for problem in problems], "converted": converted}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
-        super().restore(state)
-        found = [Problem(**problem) for problem in state["problems"]]
-        for source, split in ((self.learnt, self.config.train_split), (self.tested, self.config.test_split)):
-            source.problems = [problem for problem in found if problem.split == split]
-        self.learnt.converted = set(state["converted"])

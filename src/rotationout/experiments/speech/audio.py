@@ -1,6 +1,6 @@
 """From sound to numbers: the samples of an utterance, and their log filter-bank features.
 
-Reading audio needs the extra ``speech``. An utterance that cannot be used is an `UtteranceError`, whose message names
+Reading audio needs the extra ``speech``. An utterance that cannot be used is an `UnusableError`, whose message names
 its file; `rotationout.experiments.speech.features` counts them and goes on.
 """
 
@@ -13,27 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..problems import UnusableError
 from .corpus import Utterance
 
-__all__ = ["FEATURES", "UtteranceError", "log_filter_banks", "read_audio"]
+__all__ = ["FEATURES", "log_filter_banks", "read_audio"]
 
 SAMPLE_RATE = 16_000
 WINDOW, HOP = 400, 160
 """A frame of 25 ms every 10 ms, in samples."""
 FEATURES = 40
 """Filter banks, as many as the paper's network has inputs."""
-
-
-class UtteranceError(ValueError):
-    """An utterance that cannot be used: ``reason`` is the kind of thing wrong with it, for counting.
-
-    >>> UtteranceError("sample rate", "a.wav is at 8000 Hz").reason
-    'sample rate'
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def read_audio(utterance: Utterance) -> Tensor:
@@ -44,7 +33,7 @@ def read_audio(utterance: Utterance) -> Tensor:
         raise ModuleNotFoundError("reading audio needs soundfile: pip install 'rotationout[speech]'") from error
     path = utterance.path
     if not path.is_file():
-        raise UtteranceError("missing file", f"the audio of utterance {utterance.name!r} is not at {path}")
+        raise UnusableError("missing file", f"the audio of utterance {utterance.name!r} is not at {path}")
     _check_complete(path)
     try:
         with soundfile.SoundFile(path) as file:
@@ -52,11 +41,11 @@ def read_audio(utterance: Utterance) -> Tensor:
             start = round(utterance.start * rate)
             stop = length if utterance.end is None else round(utterance.end * rate)
             if rate != SAMPLE_RATE:
-                raise UtteranceError("sample rate", f"{path} must be at {SAMPLE_RATE} Hz, got {rate} Hz; resample it")
+                raise UnusableError("sample rate", f"{path} must be at {SAMPLE_RATE} Hz, got {rate} Hz; resample it")
             if channels != 1:
-                raise UtteranceError("channels", f"{path} must have one channel, got {channels}")
+                raise UnusableError("channels", f"{path} must have one channel, got {channels}")
             if stop > length or start >= stop:
-                raise UtteranceError(
+                raise UnusableError(
                     "truncated audio",
                     f"{path} has {length / rate:.2f} s, but utterance {utterance.name!r} is from "
                     f"{utterance.start:.2f} to {stop / rate:.2f} s",
@@ -64,9 +53,9 @@ def read_audio(utterance: Utterance) -> Tensor:
             file.seek(start)
             samples = torch.from_numpy(file.read(stop - start, dtype="float32"))
     except soundfile.SoundFileError as error:
-        raise UtteranceError("damaged audio", f"{path} cannot be read, it may be damaged: {error}") from error
+        raise UnusableError("damaged audio", f"{path} cannot be read, it may be damaged: {error}") from error
     if samples.numel() != stop - start or not bool(samples.isfinite().all()):
-        raise UtteranceError("damaged audio", f"{path} has samples missing, or some that are not numbers")
+        raise UnusableError("damaged audio", f"{path} has samples missing, or some that are not numbers")
     return samples
 
 
@@ -77,7 +66,7 @@ def _check_complete(path: Path) -> None:
     size = int.from_bytes(head[4:], "little")
     streamed = size in (0, 0xFFFFFFFF) or size >= 0x7FFFF000  # by programs that did not know the length beforehand
     if head[:4] == b"RIFF" and not streamed and path.stat().st_size < size + 8:
-        raise UtteranceError("truncated audio", f"{path} ends {size + 8 - path.stat().st_size} bytes before its end")
+        raise UnusableError("truncated audio", f"{path} ends {size + 8 - path.stat().st_size} bytes before its end")
 
 
 def log_filter_banks(samples: Tensor, features: int = FEATURES) -> Tensor:

@@ -20,8 +20,8 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, refuse_if_many
-from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, UtteranceError, log_filter_banks, read_audio
+from ..problems import Problem, UnusableError, refuse_if_many
+from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
 
 __all__ = ["Features", "compute", "load", "open_corpus", "save"]
@@ -93,7 +93,7 @@ def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Fe
             try:
                 with _one_thread():
                     spoken[index] = _bands(utterances[index])
-            except UtteranceError as error:
+            except UnusableError as error:
                 problems.append(_problem(utterances[index], error, out))
         found |= _normalised(spoken)
         if out.isatty():
@@ -115,7 +115,7 @@ def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Fe
 def _bands(utterance: Utterance) -> Tensor:
     samples = read_audio(utterance)
     if samples.numel() < WINDOW:
-        raise UtteranceError(
+        raise UnusableError(
             "too short", f"{utterance.path} must have at least {WINDOW} samples, one frame, got {samples.numel()}"
         )
     return log_filter_banks(samples)
@@ -132,9 +132,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _problem(utterance: Utterance, error: UtteranceError, out: TextIO) -> Problem:
+def _problem(utterance: Utterance, error: UnusableError, out: TextIO) -> Problem:
     print(f"{utterance.split}, {utterance.name}: {error}; it is left out", file=out)
-    return Problem(utterance.split, utterance.name, error.reason, str(error))
+    return error.problem(utterance.split, utterance.name)
 
 
 def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -1,0 +1,147 @@
+"""What all training runs on images share: SGD, epochs by plan, tests shared by processes, images that are found bad."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sized
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from . import processes
+from .config import Config
+from .problems import Problem
+from .run import Run
+from .sources import NOBODY, Source
+
+__all__ = ["VisionConfig", "VisionRun", "channels_last"]
+
+Data = TypeVar("Data", bound=Sized)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(Config):
+    """A run on images.
+
+    Args:
+        noise_options: ``num_features="channels"`` is filled in for each place.
+        momentum: of SGD.
+    """
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_least(0, "momentum")
+
+    def options_at(self, channels: int) -> dict[str, Any]:
+        """The options of the noise where there are so many channels."""
+        return {name: channels if value == "channels" else value for name, value in self.noise_options.items()}
+
+
+class VisionRun(Run, Generic[Data]):
+    """A run on images. A subclass says what its network, loss and tests are, and how a source is made of its images.
+
+    Args:
+        config: what to run.
+        train: the images to learn from.
+        test: those to test on.
+        device: where.
+
+    Attributes:
+        learnt: the source of what is learnt from.
+        tested: the source of what is tested on.
+        plan: what this epoch learns from, see `rotationout.experiments.sources`.
+    """
+
+    config: VisionConfig
+    test_rows = 1000
+    """Images of a test batch, unless there are fewer."""
+
+    def __init__(self, config: VisionConfig, train: Data, test: Data, device: torch.device) -> None:
+        if len(train) < config.batch:
+            raise ValueError(f"there are {len(train)} training images, fewer than a batch of {config.batch}")
+        self.train, self.examined = train, test
+        super().__init__(config, device)
+        self.learnt = self.build_source(train, self.share.stop - self.share.start)
+        self.tested = self.build_source(test, min(self.test_rows, -(-len(test) // processes.size())))
+        self.plan = self.learnt.still()[:0]
+
+    @abc.abstractmethod
+    def build_source(self, images: Data, rows: int) -> Source:
+        """Batches of so many of these images."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of the training images; what is left over waits for another epoch."""
+        return len(self.train) // self.config.batch
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        config = self.config
+        return torch.optim.SGD(
+            self.network.parameters(),
+            self.rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def begin_epoch(self) -> None:
+        """A new order of the training images, and for each how it will be cut out and mirrored."""
+        self.plan = self.learnt.draw(self.shuffler)
+        self._follow_plan()
+
+    def _follow_plan(self) -> None:
+        used = self.plan[: self.steps_per_epoch * self.config.batch]
+        self.learnt.begin(used.unflatten(0, (-1, self.config.batch))[:, self.share])
+
+    def take_batch(self, place: int) -> None:
+        """The images that are next."""
+        self.learnt.take(place)
+
+    def test_batches(self) -> Iterator[Tensor]:
+        """Rows of this process's part of the test, batch by batch, each of which is the present one of ``tested`` then.
+
+        All batches have as many rows, and all processes as many batches: nobody fills them up.
+        """
+        plan, rows = self.tested.still(), self.tested.rows
+        filling = plan[:1].repeat(-len(plan) % (rows * processes.size()), 1)
+        filling[:, 0] = NOBODY
+        mine = torch.cat([plan, filling]).unflatten(0, (-1, processes.size(), rows))[:, processes.rank()]
+        self.tested.begin(mine)
+        for place, batch in enumerate(mine):
+            self.tested.take(place)
+            yield batch
+
+    def met(self) -> tuple[list[Problem], list[str]]:
+        """Bad images and converted ones that processes met on the way, each once, in one order. All are asked."""
+        sources = (self.learnt, self.tested)
+        problems = processes.gather([problem for source in sources for problem in source.problems])
+        converted = processes.gather([name for source in sources for name in source.converted])
+        each = {(problem.split, problem.name): problem for part in problems for problem in part}
+        return [each[key] for key in sorted(each)], sorted({name for part in converted for name in part})
+
+    def state(self) -> dict[str, Any]:
+        """With the plan of this epoch, and the images that were found to be bad, or not in RGB."""
+        problems, converted = self.met()
+        met = {"problems": [asdict(problem) for problem in problems], "converted": converted}
+        return {**super().state(), "plan": self.plan, **met}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        super().restore(state)
+        self.plan = state["plan"]
+        if len(self.plan):
+            self._follow_plan()
+        problems = [Problem(**problem) for problem in state.get("problems", [])]
+        for source in (self.learnt, self.tested):
+            source.problems = [problem for problem in problems if problem.split == source.split]
+        self.learnt.converted = set(state.get("converted", []))
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """In the layout that convolutions are fastest in."""
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
