@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.launching import torchrun
 from tests.test_cli import said
 from tests.test_speech import _one_thread as _one_thread  # a fixture
 from tests.test_speech_data import AN4, made, needs_an4, needs_soundfile
@@ -335,13 +333,7 @@ def test_two_processes_hear_what_one_hears(tmp_path: Path) -> None:
     ]
     script = tmp_path / "run.py"
     script.write_text(WITHOUT_TORCHMETRICS)
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    places = ["--out", str(tmp_path / "both"), "--checkpoints", str(tmp_path / "c")]
-    launched = subprocess.run(
-        [*torchrun, str(script), *command, *places], capture_output=True, text=True, timeout=240, env=environment
-    )
-    assert launched.returncode == 0, launched.stderr
+    torchrun(str(script), *command, "--out", str(tmp_path / "both"), "--checkpoints", str(tmp_path / "c"))
     assert cli.main([*command, "--out", str(tmp_path / "alone"), "--checkpoints", str(tmp_path / "c")]) == 0
     both, alone = (json.loads(next((tmp_path / name).rglob("*.json")).read_text()) for name in ("both", "alone"))
     assert (both["processes"], alone["processes"]) == (2, 1)

@@ -2,18 +2,15 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.launching import torchrun
 from tests.test_cifar import write_cifar
 from torch import Tensor, nn
 
-import rotationout as ro
 from rotationout import cli
 from rotationout.experiments import cifar, networks, processes
 from rotationout.functional.inputs import feature_mean
@@ -65,12 +62,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def launch(data: Path, size: int, device: str) -> str:
     """Run the sweep in so many processes, stopped once between; what was written to stderr."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    script = [str(data / "run.py"), *arguments(data, "shared"), "--device", device, device]
-    environment = {**os.environ, "PYTHONPATH": str(Path(ro.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun, *script], capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return torchrun(str(data / "run.py"), *arguments(data, "shared"), "--device", device, device, size=size)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,6 @@
 """Runs of Tables 2 and 3 that two processes share: held on the device or read on the way, they see what one sees."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +8,11 @@ import pytest
 pytest.importorskip("torchvision")
 
 from tests.detection_album import write_album
+from tests.launching import torchrun
 from tests.test_detection_training import TINY as TINY_DETECTOR
 from tests.test_images_data import data_set, spoil
 from tests.test_images_training import TINY as TINY_NETWORK
 
-import rotationout as ro
 from rotationout import cli
 from rotationout.experiments import streamed
 
@@ -55,7 +51,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool, i
                 more = ["--data", str(data[name]), "--held", str(held), "--device", "cpu", "--precision", "fp32"]
                 commands[name, held, count] = ["train", *options, *more, *places]
         if count == 2:
-            _launch(list(commands.values()), root)
+            (root / "program.py").write_text(PROGRAM)
+            torchrun(str(root / "program.py"), json.dumps(list(commands.values())))
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(streamed, "workers", lambda: 0)
@@ -64,20 +61,6 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool, i
             (path,) = (root / f"{name}-{held}-{count}").rglob("*.json")
             found[name, held, count] = json.loads(path.read_text())
     return found
-
-
-def _launch(commands: list[list[str]], root: Path) -> None:
-    (root / "program.py").write_text(PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    source = str(Path(ro.__file__).parents[1])
-    done = subprocess.run(
-        [*torchrun, str(root / "program.py"), json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("held", [True, False])
