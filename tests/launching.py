@@ -1,9 +1,14 @@
-"""What tests start under torchrun."""
+"""Programs under torchrun, and processes in a group, that tests start."""
 
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 import rotationout as ro
 
@@ -21,3 +26,17 @@ def torchrun(*words: str, size: int = 2) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=around)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stderr
+
+
+def in_group(work: Callable[[], None], **options: Any) -> None:
+    """Do it in a group of gloo's, which ``options`` describe.
+
+    The group ends when nothing of DDP is left. If DDP is the last to hold it, it ends with Python's lock held, and may
+    wait for ever for a thread of gloo's that wants the lock.
+    """
+    dist.init_process_group("gloo", **options)
+    try:
+        work()
+        gc.collect()
+    finally:
+        dist.destroy_process_group()

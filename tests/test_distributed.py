@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tests.launching import in_group
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -75,24 +76,24 @@ def test_synchronised_dropout_is_about_the_mean_of_all_processes(tmp_path: Path)
 
 
 def train(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/train", rank=rank, world_size=2)
-    try:
-        torch.manual_seed(0)
-        noise = ro.nn.RotationOutSequence(0.3)
-        model = ro.nn.NoisyLSTM(8, 6, 2, bidirectional=True, layer_noise=noise, weight_drop=0.3, variational=True)
-        parallel = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-        torch.manual_seed(rank)  # noise of its own
-        losses = []
-        for x in torch.randn(4, 5, 3, 8):
-            optimizer.zero_grad()
-            losses.append(parallel(x)[0].square().sum())
-            losses[-1].backward()
-            optimizer.step()
-        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-        torch.save((torch.stack(losses).detach(), gradients, model.state_dict()), f"{folder}/trained_{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    in_group(lambda: _train(rank, folder), init_method=f"file://{folder}/train", rank=rank, world_size=2)
+
+
+def _train(rank: int, folder: str) -> None:
+    torch.manual_seed(0)
+    noise = ro.nn.RotationOutSequence(0.3)
+    model = ro.nn.NoisyLSTM(8, 6, 2, bidirectional=True, layer_noise=noise, weight_drop=0.3, variational=True)
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    torch.manual_seed(rank)  # noise of its own
+    losses = []
+    for x in torch.randn(4, 5, 3, 8):
+        optimizer.zero_grad()
+        losses.append(parallel(x)[0].square().sum())
+        losses[-1].backward()
+        optimizer.step()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.save((torch.stack(losses).detach(), gradients, model.state_dict()), f"{folder}/trained_{rank}.pt")
 
 
 def test_weight_drop_trains_in_data_parallel(tmp_path: Path) -> None:

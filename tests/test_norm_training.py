@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+from tests.launching import in_group
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
@@ -38,20 +38,20 @@ def test_compiled_layers_equal_eager_ones(layer: nn.Module) -> None:
 
 
 def run_process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    try:
-        torch.manual_seed(0)
-        layers = [norm.CrossNorm1d(6), norm.GhostBatchNorm1d(6, ghost_batch=5), norm.PolyBatchNorm1d(6, batch_size=8)]
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), *layers, nn.Linear(6, 2)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.manual_seed(1 + rank)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(10, 4)).square().mean().backward()
-            optimizer.step()
-        torch.save(model.module.state_dict(), f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    in_group(lambda: _learn(rank, folder), init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+
+
+def _learn(rank: int, folder: str) -> None:
+    torch.manual_seed(0)
+    layers = [norm.CrossNorm1d(6), norm.GhostBatchNorm1d(6, ghost_batch=5), norm.PolyBatchNorm1d(6, batch_size=8)]
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), *layers, nn.Linear(6, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(10, 4)).square().mean().backward()
+        optimizer.step()
+    torch.save(model.module.state_dict(), f"{folder}/{rank}.pt")
 
 
 def test_data_parallel_processes_agree_on_the_weights(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.launching import torchrun
+from tests.launching import in_group, torchrun
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
@@ -187,23 +187,21 @@ def parallel_model(sync: bool) -> nn.Module:
 
 
 def worker(folder: str) -> None:
-    """What torchrun starts: half of the batch, seeded like the other half for this test (see the docstring below)."""
-    dist.init_process_group("gloo")
-    try:
-        model = DistributedDataParallel(parallel_model(sync=True))
-        half = batch().split(2)[dist.get_rank()]
-        torch.manual_seed(7)  # the same draw on all ranks; 7 + rank in a real run, for noise of their own
-        model(half).square().mean().backward()
-        if dist.get_rank() == 0:
-            torch.save([weight.grad for weight in model.parameters()], Path(folder) / "gradients.pt")
-        schedule = ro.Schedule.ramp(model, steps=2)
-        model(half).square().mean().backward()  # once more, with buffers that have changed
-        assert schedule.noises[0].p == 0.25
-        # A thread of gloo's that still lets go of the last gradients wants Python's lock, and the end of a group waits
-        # for that thread with the lock held.
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    """What torchrun starts."""
+    in_group(lambda: learn_from_half(folder))
+
+
+def learn_from_half(folder: str) -> None:
+    """Half of the batch, seeded like the other half for this test (see the docstring below)."""
+    model = DistributedDataParallel(parallel_model(sync=True))
+    half = batch().split(2)[dist.get_rank()]
+    torch.manual_seed(7)  # the same draw on all ranks; 7 + rank in a real run, for noise of their own
+    model(half).square().mean().backward()
+    if dist.get_rank() == 0:
+        torch.save([weight.grad for weight in model.parameters()], Path(folder) / "gradients.pt")
+    schedule = ro.Schedule.ramp(model, steps=2)
+    model(half).square().mean().backward()  # once more, with buffers that have changed
+    assert schedule.noises[0].p == 0.25
 
 
 def test_data_parallel_gradients_equal_those_of_one_process(tmp_path: Path) -> None:
