@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,46 +47,17 @@ class Task:
     notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
 
 
-def _cifar100(records: Sequence[dict[str, Any]]) -> Table:
-    from ..report.cifar100 import table  # it reads the recipes, which read this package
+def _later(path: str) -> Callable[..., Any]:
+    """What calls ``module:name``, imported only then.
 
-    return table(records)
+    Reports read the recipes, which read this package; and torchvision takes its time to import, and may be absent.
+    """
+    module, _, name = path.partition(":")
 
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module, __package__), name)(*arguments)
 
-def _table2(records: Sequence[dict[str, Any]]) -> Table:
-    from ..report.table2 import table2
-
-    return table2(records)
-
-
-def _table4(records: Sequence[dict[str, Any]]) -> Table:
-    from ..report.table4 import table4
-
-    return table4(records)
-
-
-def _transcripts(records: Sequence[dict[str, Any]]) -> str:
-    from ..report.table4 import transcripts
-
-    return "\n".join(f"- {line}" for line in transcripts(records))
-
-
-def _load_album(config: Any, data: Path, device: torch.device) -> Any:
-    from .detection.training import load_album  # torchvision takes its time to import, and may be absent
-
-    return load_album(config, data, device)
-
-
-def _detection(config: Any, album: Any, device: torch.device) -> Run:
-    from .detection.training import Detection
-
-    return Detection(config, album, device)
-
-
-def _table3(records: Sequence[dict[str, Any]]) -> Table:
-    from ..report.table3 import table3
-
-    return table3(records)
+    return call
 
 
 TASKS: dict[type[Config], Task] = {
@@ -94,7 +66,7 @@ TASKS: dict[type[Config], Task] = {
         data="the folder that holds cifar-100-python/",
         load=load_images,
         run=Classification,
-        table=_cifar100,
+        table=_later("..report.cifar100:table"),
         data_fields=("held_out",),
     ),
     ImagesConfig: Task(
@@ -102,15 +74,15 @@ TASKS: dict[type[Config], Task] = {
         data="a folder with train/<class>/ and val/<class>/, or what `rotationout images` wrote",
         load=load_pictures,
         run=ImageClassification,
-        table=_table2,
+        table=_later("..report.table2:table2"),
         data_fields=("size", "short_side", "held", "train_split", "test_split"),
     ),
     DetectionConfig: Task(
         title="object detection",
         data="a folder in COCO's layout, with annotations/instances_<split>.json and images",
-        load=_load_album,
-        run=_detection,
-        table=_table3,
+        load=_later(".detection.training:load_album"),
+        run=_later(".detection.training:Detection"),
+        table=_later("..report.table3:table3"),
         data_fields=("train_split", "test_split", "crop", "held", "initialization", "backbone"),
     ),
     SpeechConfig: Task(
@@ -118,8 +90,8 @@ TASKS: dict[type[Config], Task] = {
         data="a corpus with a manifest.tsv, Kaldi's data directories, or what `rotationout features` wrote",
         load=load_speech,
         run=Recognition,
-        table=_table4,
-        notes=_transcripts,
+        table=_later("..report.table4:table4"),
+        notes=_later("..report.table4:notes"),
         data_fields=("train_split", "test_split", "held_out", "alphabet"),
     ),
 }

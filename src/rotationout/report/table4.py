@@ -10,7 +10,7 @@ from ..recipes.speech import an4, rows
 from .cells import by_row, marked, significance, spread
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "chosen_strength", "section", "table4", "transcripts"]
+__all__ = ["PAPER", "chosen_strength", "notes", "section", "table4", "transcripts"]
 
 TITLES = {
     "an4": "Table 4 on AN4, which stands in for WSJ",
@@ -52,6 +52,11 @@ def table4(records: Sequence[dict[str, Any]]) -> Table:
         printed = PAPER.get(row, "–")
         lines.append([row, str(len(runs)), marked(distance, printed, same=wsj), printed, rate, *tests])
     return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines)
+
+
+def notes(records: Sequence[dict[str, Any]]) -> str:
+    """`transcripts` in Markdown."""
+    return "\n".join(f"- {line}" for line in transcripts(records))
 
 
 def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
