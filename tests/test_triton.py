@@ -19,6 +19,9 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kerne
 from rotationout import pairing  # noqa: E402
 from rotationout.kernels import reference  # noqa: E402
 from rotationout.kernels.triton import choose, feature_sum, rotate, rotate_centred, sample  # noqa: E402
+from rotationout.kernels.triton import layout as arrangements  # noqa: E402
+from rotationout.kernels.triton.launch import Program  # noqa: E402
+from rotationout.kernels.triton.once import once_kernel  # noqa: E402
 
 pytestmark = pytest.mark.gpu if GPU else []
 
@@ -188,6 +191,34 @@ def test_centred_and_its_adjoint_equal_the_reference(layout: str, weighted: bool
         actual = rotate_centred(x, weight, tan, index, seed, dim, adjoint)
         tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
         assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "many small maps"])
+@pytest.mark.parametrize("elements", [0, choose.ONCE])
+def test_small_maps_about_their_mean_in_one_launch_or_more(
+    layout: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(9)
+    monkeypatch.setattr(choose, "ONCE", elements)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    launched: list[object] = []
+    call = Program.__call__
+
+    def noted(program: Program, *tensors: Tensor) -> None:
+        launched.append(program.kernel)
+        call(program, *tensors)
+
+    monkeypatch.setattr(Program, "__call__", noted)
+    for adjoint, angle_per, dtype in itertools.product([False, True], PER, DTYPES[:2]):
+        x, dim = _features(layout, dtype)
+        draw = _draw(x, dim, "table", "batch", angle_per)
+        expected = reference.rotate_centred(x.float(), None, *draw, dim, adjoint)
+        launched.clear()
+        actual = rotate_centred(x, None, *draw, dim, adjoint)
+        assert (launched == [once_kernel]) == (elements > 0)
+        _assert_close(actual, expected, dtype)
+        assert actual.stride() == x.stride()
 
 
 @pytest.mark.usefixtures("_poisoned")

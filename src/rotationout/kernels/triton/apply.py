@@ -32,13 +32,17 @@ def rotate_centred(
 ) -> Tensor:
     """I + K(I − M), or its adjoint I − (I − M)K: K = tan θ · A, M is the mean over every axis but ``dim``.
 
-    Rows of weight 0 take no part in M, and there tan θ is 0. Either way x is read twice: for a sum over its
-    rows, and to be turned; the adjoint sums K x and adds the mean back to every row.
+    Rows of weight 0 take no part in M, and there tan θ is 0. Small maps are turned in one launch. Otherwise x is read
+    twice, either way: for a sum over its rows, and to be turned; the adjoint sums K x and adds the mean back to every
+    row.
     """
     if not _fits(x, dim):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     with torch.cuda.device_of(x):
         draw = arrange(x, tan, index, seed, dim, weight)
+        result = _at_once(draw, adjoint)
+        if result is not None:
+            return result
         mean = _sums(draw, turned=adjoint, mean=True)
         return _apply(draw, None, mean, True) if adjoint else _apply(draw, mean, None, False)
 
@@ -55,6 +59,21 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
 def _fits(x: Tensor, dim: int) -> bool:
     """Whether the programs take x: it is not empty, fp32 is wide enough, and 32 bits count its rows."""
     return x.numel() > 0 and x.dtype != torch.float64 and x.numel() // x.size(dim) < 2**31
+
+
+def _at_once(draw: Arranged, adjoint: bool) -> Tensor | None:
+    """The result of `rotate_centred` by the program that does all in one launch, if there is one."""
+    if draw.tan is None or draw.pairs is None or draw.weight is not None:
+        return None
+    known = draw.plan.once
+    if adjoint not in known:
+        known[adjoint] = choose.once(draw.plan, adjoint)
+    program = known[adjoint]
+    if program is None:
+        return None
+    y = draw.empty()
+    program(draw.x, y, draw.tan, draw.pairs)
+    return y
 
 
 def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: bool) -> Tensor:

@@ -12,11 +12,12 @@ from ... import pairing
 from .lanes import lanes_kernel, lanes_sum_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
+from .once import once_kernel
 from .rows import rows_kernel
 from .sums import finish_kernel, sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
-__all__ = ["packs", "sums", "turn"]
+__all__ = ["once", "packs", "sums", "turn"]
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
@@ -34,6 +35,8 @@ SUM_TILE, SUM_WARPS = (2048, 4096), ((8, 4), (4, 4))
 """Elements of a tile, on maps and with the features last, and warps, for a sum of features and one of turns."""
 SUM_PARTS = 2112, 1056
 """Programs a sum is spread over, if there is enough to add up: on maps, and with the features last."""
+ONCE = 2**14
+"""The most elements of a channel that a program holds, and of its partner."""
 SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
 program that turns them to add up: a launch would take longer."""
@@ -93,6 +96,21 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
         *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind, LAST=layout.last,
         BLOCK_C=block_c, BLOCK_P=block_p, num_warps=GATHER_WARPS[layout.last],
+    )  # fmt: skip
+
+
+def once(plan: Plan, adjoint: bool) -> Program | None:
+    """The program for the operator about the batch mean in one launch, of (x, y, tan, pairs), if maps are so small."""
+    layout = plan.layout
+    features, rows, count = layout.features, layout.rows, layout.n
+    block_n, block_p = next_power_of_2(count), next_power_of_2(rows)
+    if not _by_pairs(plan) or plan.pairs[0] or block_n * block_p > ONCE:
+        return None
+    piece = _piece(rows)
+    return Program(
+        once_kernel, features, features, count, rows // piece, plan.tan[0], 1 / (count * rows),
+        ADJOINT=adjoint, TAN_EACH=plan.tan[1] != 0, PIECE=piece, BLOCK_N=block_n, BLOCK_P=block_p,
+        num_warps=max(1, min(16, block_n * block_p // 512)),
     )  # fmt: skip
 
 

@@ -92,7 +92,9 @@ class Plan:
         self.programs: dict[object, Program] = {}
         """Those that turn the features, by what `apply` asks of them;"""
         self.sums: dict[object, Sums] = {}
-        """and those that add them up."""
+        """those that add them up,"""
+        self.once: dict[bool, Program | None] = {}
+        """and those that do both, where there are such."""
 
 
 class Arranged(NamedTuple):
