@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json as json_format
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +51,12 @@ class Way:
     tensorboard: Path | None
     minutes: float | None
     together: int = 1
+    processes: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take."""
+        return float("inf") if self.minutes is None else 60 * self.minutes
 
 
 def train(
@@ -93,6 +101,9 @@ def sweep(
     ] = None,
     seeds: Annotated[str, typer.Option("--seeds", metavar="LIST", help="As in 0,1,2 or 0-4.")] = "0-2",
     together: Annotated[int, typer.Option("--together", min=1, help="Runs that share the device.")] = 1,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes on the device, each with so many runs.")
+    ] = 1,
     out: Out = Path("results"),
     checkpoints: Checkpoints = Path("out/checkpoints"),
     device: Device = None,
@@ -104,13 +115,16 @@ def sweep(
 ) -> None:
     """Run every row and seed of a table that has no record.
 
-    Runs that were stopped go on. With --json all records of these rows and seeds are printed.
+    Runs that were stopped go on. With --json all records of these rows and seeds are printed. A process launches the
+    work of its runs one after the other; where a GPU waits for that, several get more done, most of all under NVIDIA's
+    MPS (nvidia-cuda-mps-control -d), which lets them run at the same time.
 
     Example:
         rotationout sweep an4 --seeds 0-4 --together 5 --data an4.pt
+        rotationout sweep an4 --seeds 0-4 --together 3 --processes 4 --data an4.pt
         rotationout sweep an4 --row none --row rotation --data an4.pt
     """
-    way = Way(data, out, checkpoints, device, compile, tensorboard, minutes, together)
+    way = Way(data, out, checkpoints, device, compile, tensorboard, minutes, together, processes)
     records, code = _run(recipe, row, _numbers(seeds), way, fields)
     if json and records is not None:
         print_json(records)
@@ -136,9 +150,7 @@ def _run(
     recipe: str, rows: Sequence[str] | None, seeds: Sequence[int], way: Way, fields: dict[str, str | None]
 ) -> tuple[list[dict[str, Any]] | None, int]:
     """Run what has no record; the records that there are then, in the first process alone, and the exit code."""
-    from ..experiments import processes
     from ..experiments.results import record_path
-    from ..experiments.sweep import sweep as run_all
     from ..recipes import TABLES
     from .fields import changed, changes
 
@@ -146,22 +158,7 @@ def _run(
     picked = [table[chosen("--row", row, table)] for row in rows or table]
     values = changes(fields, recipe, type(picked[0]))
     configs = [changed(config, values).replace(seed=seed) for seed in seeds for config in picked]
-    with processes.joined(way.device) as device:
-        first, alone = processes.rank() == 0, processes.size() == 1
-        try:
-            left = run_all(
-                configs,
-                _maker(way, device, values),
-                folder=way.out,
-                checkpoints=way.checkpoints,
-                together=way.together,
-                limit_seconds=float("inf") if way.minutes is None else 60 * way.minutes,
-                tensorboard=way.tensorboard,
-            )
-        except KeyboardInterrupt:
-            if first:
-                raise
-            raise typer.Exit(INTERRUPTED) from None
+    first, alone, left = _run_all(configs, way, functools.partial(_maker, way, values))
     if left and first:
         say(f"{len(left)} runs are left; run the same command again to go on")
     paths = [record_path(way.out, config) for config in configs if config not in left]
@@ -170,7 +167,38 @@ def _run(
     return records, UNFINISHED if left and alone else 0
 
 
-def _maker(way: Way, device: torch.device, values: dict[str, Any]) -> Callable[[Config], Run]:
+def _run_all(
+    configs: Sequence[Config], way: Way, maker: Callable[[torch.device], Callable[[Config], Run]]
+) -> tuple[bool, bool, list[Config]]:
+    """Run them; whether this is the first process of those that share a run, and the only one, and what is left."""
+    from ..experiments import processes
+    from ..experiments.sweep import sweep as run_here
+    from ..experiments.workers import Share, share_out
+
+    if way.processes > 1:
+        ends = time.time() + way.seconds
+        places = (way.device, way.out, way.checkpoints, way.together, ends, way.tensorboard)
+        return True, True, share_out(Share(configs, maker, *places), way.processes)
+    with processes.joined(way.device) as device:
+        first, alone = processes.rank() == 0, processes.size() == 1
+        try:
+            left = run_here(
+                configs,
+                maker(device),
+                folder=way.out,
+                checkpoints=way.checkpoints,
+                together=way.together,
+                limit_seconds=way.seconds,
+                tensorboard=way.tensorboard,
+            )
+        except KeyboardInterrupt:
+            if first:
+                raise
+            raise typer.Exit(INTERRUPTED) from None
+    return first, alone, left
+
+
+def _maker(way: Way, values: dict[str, Any], device: torch.device) -> Callable[[Config], Run]:
     """Makes the run of a config. Options of a noise or a network that it does not have are the user's mistake."""
     from ..experiments.tasks import maker
 

@@ -34,6 +34,7 @@ def sweep(
     folder: Path,
     checkpoints: Path,
     together: int = 1,
+    siblings: int = 1,
     limit_seconds: float = float("inf"),
     tensorboard: Path | None = None,
     out: TextIO | None = None,
@@ -49,6 +50,7 @@ def sweep(
         folder: where records go.
         checkpoints: where runs are kept until they end.
         together: how many runs share the device.
+        siblings: how many processes do so with as many runs each, see `rotationout.experiments.workers`: records tell.
         limit_seconds: stop, with checkpoints, after so long.
         tensorboard: where scalars for TensorBoard go, if there are to be any.
         out: where progress is shown, stderr if not given.
@@ -72,7 +74,7 @@ def sweep(
         try:
             while (waiting or active) and not clock.stops:
                 while waiting and len(active) < together:
-                    active.append(Job(waiting.pop(0), make, checkpoints, together, tensorboard))
+                    active.append(Job(waiting.pop(0), make, checkpoints, together * siblings, tensorboard))
                 ended = False
                 for job in active[:]:
                     if not _goes_on(job, folder, failed, display):
