@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -15,6 +16,8 @@ TRIALS = 3
 """Before an action is captured it is done so often, for libraries to choose their algorithms and to allocate."""
 LONGEST = 1024
 """Work that is longer than this is not captured: a graph is as large as the work is long."""
+PATIENCE = 32
+"""So often work of one length is done as it is, at most, while the graph of a longer one is not captured yet."""
 
 
 class Action:
@@ -40,11 +43,14 @@ class ByLength:
 
     The first time a length comes the work is done as it is, which also makes libraries ready; the second time a graph
     is captured, and replayed from then on. So nothing is done in vain, and nothing has to be put back. The graphs share
-    their memory: what one leaves there the next overwrites. Otherwise as for `Action`.
+    their memory: what one leaves there the next overwrites. It grows by what does not fit, and a graph's memory is
+    never given back; so of those that have come the longest is captured first, and shorter ones wait for that.
+    Otherwise as for `Action`.
 
     Args:
         work: what to do.
         stream: that of the run, on which it is called; None on a CPU, or if nothing shall be captured.
+        pool: the memory to share with other graphs of this run, see `torch.cuda.graph_pool_handle`; by default its own.
 
     >>> done = []
     >>> listen = ByLength(done.append, None)
@@ -52,10 +58,11 @@ class ByLength:
     (None, None, [64, 128])
     """
 
-    def __init__(self, work: Callable[[int], None], stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, work: Callable[[int], None], stream: torch.cuda.Stream | None, pool: Any = None) -> None:
         self._work, self._stream = work, stream
-        self._pool = None if stream is None else torch.cuda.graph_pool_handle()
-        self._replays: dict[int, Callable[[], None] | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if stream is not None and pool is None else pool
+        self._times: Counter[int] = Counter()
+        self._replays: dict[int, Callable[[], None]] = {}
 
     def __call__(self, length: int) -> None:
         """Do it for this length."""
@@ -63,13 +70,18 @@ class ByLength:
             self._work(length)
             return
         if length not in self._replays:
-            self._replays[length] = None
-            self._work(length)
-            return
-        replay = self._replays[length]
-        if replay is None:
-            replay = self._replays[length] = _captured(partial(self._work, length), self._stream, self._pool)
-        replay()
+            self._times[length] += 1
+            if not self._is_its_turn(length):
+                self._work(length)
+                return
+            self._replays[length] = _captured(partial(self._work, length), self._stream, self._pool)
+        self._replays[length]()
+
+    def _is_its_turn(self, length: int) -> bool:
+        """Whether to capture a length now: not when it is new, nor before the longest of those that have come."""
+        longest = max(self._times)
+        waits = length < longest and longest not in self._replays
+        return self._times[length] > (PATIENCE if waits else 1)
 
 
 def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = None) -> Callable[[], None]:
@@ -94,6 +106,7 @@ class Graphs:
         self.device = device
         self.captured = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool = torch.cuda.graph_pool_handle() if self._stream is not None else None
         self._actions: list[Action] = []
 
     def add(self, work: Callable[[], None]) -> Action:
@@ -102,8 +115,8 @@ class Graphs:
         return self._actions[-1]
 
     def by_length(self, work: Callable[[int], None], *, captured: bool = True) -> ByLength:
-        """What does ``work`` for a length when it is called, captured for each when it comes the second time."""
-        return ByLength(work, self._stream if captured else None)
+        """What does ``work`` for a length when it is called, see `ByLength`; the graphs of a run share their memory."""
+        return ByLength(work, self._stream if captured else None, self._pool)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...nn import NoisyLSTM
+from .padded import PaddedLSTM
 
 __all__ = ["Listener", "ctc_loss", "mirrored"]
 
@@ -38,6 +39,7 @@ class Listener(nn.Module):
         noise: makes the noise on the output of a layer, one for each.
         weight_drop: drop probability of the recurrent weights.
         variational: drop rows of them.
+        padded: pad inputs where cuDNN is faster then, see `PaddedLSTM`; what is computed is the same.
 
     >>> from rotationout import noise
     >>> network = Listener(40, 8, 2, 29, noise=lambda: noise("rotation-sequence", 0.2))
@@ -55,14 +57,14 @@ class Listener(nn.Module):
         noise: Callable[[], nn.Module] = nn.Identity,
         weight_drop: float = 0.0,
         variational: bool = False,
+        padded: bool = True,
     ) -> None:
         super().__init__()
+        kind = PaddedLSTM if padded else NoisyLSTM
         sizes = [inputs, *[2 * hidden] * (layers - 1)]
 
         def direction() -> nn.ModuleList:
-            return nn.ModuleList(
-                NoisyLSTM(size, hidden, weight_drop=weight_drop, variational=variational) for size in sizes
-            )
+            return nn.ModuleList(kind(size, hidden, weight_drop=weight_drop, variational=variational) for size in sizes)
 
         self.onwards, self.backwards = direction(), direction()
         self.noises = nn.ModuleList(noise() for _ in sizes)
