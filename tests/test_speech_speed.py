@@ -1,4 +1,4 @@
-"""What makes training on speech faster changes nothing: padded inputs, and the order in which graphs are captured."""
+"""What makes training on speech faster changes nothing: padded inputs, kernels of our own, when graphs are captured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from tests.test_speech import _one_thread as _one_thread  # a fixture
+from tests.test_speech_training import config, corpus
 from torch import nn
 
+from rotationout import noise
 from rotationout.experiments import graphs
 from rotationout.experiments.graphs import ByLength
 from rotationout.experiments.speech import padded
@@ -93,21 +95,51 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_longest_is_captured_first(capture: list[int]) -> None:
-    """Of those that have come; one that comes later does not hold up those that are captured."""
+    """Of those that have come; what is captured stays so, and what is too long is not."""
     done: list[int] = []
-    step = ByLength(done.append, "stream", "pool")  # type: ignore[arg-type]
-    lengths = [64, 128, 64, 192, 128, 128, 192, 64, 128, 256, 128, 64, 256, 1088, 1088]
+    step = ByLength(done.append, "stream", "pool", patience=4)  # type: ignore[arg-type]
+    lengths = [64, 128, 64, 192, 128, 128, 64, 256, 192, 256, 64, 1088, 1088]
     for length in lengths:
         step(length)
-    assert capture == [192, 64, 128, 256]
+    assert capture == [192, 128, 64, 256]
     assert done == lengths, "everything is done once, captured or not"
 
 
-def test_no_length_waits_for_ever(capture: list[int]) -> None:
-    step = ByLength(lambda _: None, "stream", "pool")  # type: ignore[arg-type]
-    step(192)  # and never again
-    for _ in range(graphs.PATIENCE):
+@pytest.mark.parametrize("patience", [0, 5])
+def test_nothing_is_captured_that_is_new_or_before_its_time(patience: int, capture: list[int]) -> None:
+    step = ByLength(lambda _: None, "stream", "pool", patience=patience)  # type: ignore[arg-type]
+    for _ in range(max(1, patience)):
         step(64)
+    assert capture == []
+    step(32)
     assert capture == []
     step(64)
     assert capture == [64]
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_drop": 0.3, "variational": True}])
+def test_frame_by_frame_is_what_torch_computes(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    network = Listener(40, 16, 2, 29, noise=lambda: noise("rotation-sequence", 0.2), **options).double()
+    x, lengths = torch.randn(11, 3, 40, dtype=torch.float64), torch.tensor([11, 7, 1])
+    found = []
+    for stepped in (False, True):
+        network.stepped = stepped
+        network.zero_grad()
+        inputs = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        scores = network(inputs, lengths)
+        scores.square().sum().backward()
+        found.append((scores.detach(), inputs.grad, *(parameter.grad.clone() for parameter in network.parameters())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_a_run_frame_by_frame_is_the_same_run() -> None:
+    runs = [corpus()(config("rotation", steps=6, lstm=kind)) for kind in ("cudnn", "stepped")]
+    for run in runs:
+        while not run.finished:
+            run.advance()
+    assert runs[1].network.stepped
+    assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
+    with pytest.raises(ValueError, match="lstm must be one of 'cudnn', 'stepped'"):
+        config("rotation", lstm="cuda")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,8 +15,6 @@ TRIALS = 3
 """Before an action is captured it is done so often, for libraries to choose their algorithms and to allocate."""
 LONGEST = 1024
 """Work that is longer than this is not captured: a graph is as large as the work is long."""
-PATIENCE = 32
-"""So often work of one length is done as it is, at most, while the graph of a longer one is not captured yet."""
 
 
 class Action:
@@ -44,13 +41,14 @@ class ByLength:
     The first time a length comes the work is done as it is, which also makes libraries ready; the second time a graph
     is captured, and replayed from then on. So nothing is done in vain, and nothing has to be put back. The graphs share
     their memory: what one leaves there the next overwrites. It grows by what does not fit, and a graph's memory is
-    never given back; so of those that have come the longest is captured first, and shorter ones wait for that.
-    Otherwise as for `Action`.
+    never given back; so with a length all longer ones that have come are captured too, the longest first. Otherwise as
+    for `Action`.
 
     Args:
         work: what to do.
         stream: that of the run, on which it is called; None on a CPU, or if nothing shall be captured.
         pool: the memory to share with other graphs of this run, see `torch.cuda.graph_pool_handle`; by default its own.
+        patience: capture nothing in the first so many calls, so that most lengths have come by then.
 
     >>> done = []
     >>> listen = ByLength(done.append, None)
@@ -58,30 +56,32 @@ class ByLength:
     (None, None, [64, 128])
     """
 
-    def __init__(self, work: Callable[[int], None], stream: torch.cuda.Stream | None, pool: Any = None) -> None:
-        self._work, self._stream = work, stream
+    def __init__(
+        self, work: Callable[[int], None], stream: torch.cuda.Stream | None, pool: Any = None, *, patience: int = 0
+    ) -> None:
+        self._work, self._stream, self._patience = work, stream, patience
         self._pool = torch.cuda.graph_pool_handle() if stream is not None and pool is None else pool
-        self._times: Counter[int] = Counter()
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, length: int) -> None:
         """Do it for this length."""
         if self._stream is None or length > LONGEST:
             self._work(length)
             return
-        if length not in self._replays:
-            self._times[length] += 1
-            if not self._is_its_turn(length):
-                self._work(length)
-                return
-            self._replays[length] = _captured(partial(self._work, length), self._stream, self._pool)
-        self._replays[length]()
+        self._patience -= 1
+        if length in self._replays and self._patience < 0:
+            self._capture_down_to(length, self._stream)
+        replay = self._replays.setdefault(length, None)
+        if replay is None:
+            self._work(length)
+        else:
+            replay()
 
-    def _is_its_turn(self, length: int) -> bool:
-        """Whether to capture a length now: not when it is new, nor before the longest of those that have come."""
-        longest = max(self._times)
-        waits = length < longest and longest not in self._replays
-        return self._times[length] > (PATIENCE if waits else 1)
+    def _capture_down_to(self, length: int, stream: torch.cuda.Stream) -> None:
+        """Capture this length and all longer ones that have come, unless they are."""
+        for known in sorted(self._replays, reverse=True):
+            if known >= length and self._replays[known] is None:
+                self._replays[known] = _captured(partial(self._work, known), stream, self._pool)
 
 
 def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = None) -> Callable[[], None]:
@@ -114,9 +114,9 @@ class Graphs:
         self._actions.append(Action(work))
         return self._actions[-1]
 
-    def by_length(self, work: Callable[[int], None], *, captured: bool = True) -> ByLength:
+    def by_length(self, work: Callable[[int], None], *, captured: bool = True, patience: int = 0) -> ByLength:
         """What does ``work`` for a length when it is called, see `ByLength`; the graphs of a run share their memory."""
-        return ByLength(work, self._stream if captured else None, self._pool)
+        return ByLength(work, self._stream if captured else None, self._pool, patience=patience)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
