@@ -21,6 +21,8 @@ __all__ = ["Recurrence"]
 
 UNITS, DEPTH, ROWS = 16, 64, 32
 """Hidden units of a program, what it multiplies at once, and at most so many sequences."""
+WARPS, STAGES = 4, 3
+"""Of a program: its threads by 32, and how far ahead it loads."""
 
 
 class Recurrence(torch.autograd.Function):
@@ -50,7 +52,7 @@ class Recurrence(torch.autograd.Function):
         carried = torch.zeros_like(c[:, 0])
         tensors, launch, sizes = (given, turned, opened, c, found, carried), _backward[_grid(h)], _sizes(h)
         for t in reversed(range(times)):
-            launch(*tensors, t, 4 * hidden if t < times - 1 else 0, times, rows, hidden, **sizes)
+            launch(*tensors, t, hidden if t < times - 1 else 0, times, rows, hidden, **sizes)
         later, before = found[:, 1:].flatten(1, 2), h[:, :-1].flatten(1, 2)
         return found, torch.bmm(later.transpose(1, 2), before)
 
@@ -58,7 +60,8 @@ class Recurrence(torch.autograd.Function):
 def _sizes(h: Tensor) -> dict[str, Any]:
     rows = max(16, min(ROWS, triton.next_power_of_2(h.size(2))))
     precision = "ieee" if h.dtype == torch.float32 else "tf32"  # the latter has no meaning for halves
-    return {"ROWS": rows, "UNITS": UNITS, "DEPTH": DEPTH, "PRECISION": precision, "num_warps": 4, "num_stages": 4}
+    tile = {"ROWS": rows, "UNITS": UNITS, "DEPTH": DEPTH, "PRECISION": precision}
+    return {**tile, "num_warps": WARPS, "num_stages": STAGES}
 
 
 def _grid(h: Tensor) -> tuple[int, int, int]:
@@ -156,9 +159,18 @@ def _backward(
     along = tl.arange(0, DEPTH)
     of_unit = turned + (copy * hidden + unit) * 4 * hidden + along[:, None]
     dh = tl.load(given + now * hidden + unit, mask=inside, other=0.0).to(tl.float32)
+    i = tl.zeros((ROWS, UNITS), tl.float32)  # through each gate by itself: sums that need not wait for each other
+    f = tl.zeros((ROWS, UNITS), tl.float32)
+    g = tl.zeros((ROWS, UNITS), tl.float32)
+    o = tl.zeros((ROWS, UNITS), tl.float32)
     for start in range(0, depth, DEPTH):
-        x = tl.load(found + after + start + along[None, :], mask=inside, other=0.0)
-        dh = tl.dot(x, tl.load(of_unit + start), dh, input_precision=PRECISION)
+        x = found + after + start + along[None, :]
+        w = of_unit + start
+        i = tl.dot(tl.load(x, inside, 0.0), tl.load(w), i, input_precision=PRECISION)
+        f = tl.dot(tl.load(x + hidden, inside, 0.0), tl.load(w + hidden), f, input_precision=PRECISION)
+        g = tl.dot(tl.load(x + 2 * hidden, inside, 0.0), tl.load(w + 2 * hidden), g, input_precision=PRECISION)
+        o = tl.dot(tl.load(x + 3 * hidden, inside, 0.0), tl.load(w + 3 * hidden), o, input_precision=PRECISION)
+    dh += (i + f) + (g + o)
     place = now * 4 * hidden + unit
     i = tl.load(opened + place, mask=inside, other=0.0).to(tl.float32)
     f = tl.load(opened + place + hidden, mask=inside, other=0.0).to(tl.float32)
