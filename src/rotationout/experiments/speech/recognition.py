@@ -135,6 +135,7 @@ class Recognition(Run):
         self.transcripts: list[dict[str, str]] = []
         short = train.labels.size(1) <= CUDNN_LABELS  # else the host looks at lengths, which a graph cannot
         self._find_gradient = self._graphs.by_length(self._add_gradient, captured=short, patience=PATIENCE)
+        self._follow = self._graphs.by_length(self._use_gradient)
         self._hear = self._graphs.by_length(self._find_paths)
 
     @property
@@ -183,7 +184,8 @@ class Recognition(Run):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Adam."""
-        return torch.optim.Adam(self.network.parameters(), self.rate, weight_decay=self.config.weight_decay, fused=True)
+        decay, on_gpu = self.config.weight_decay, self.device.type == "cuda"
+        return torch.optim.Adam(self.network.parameters(), self.rate, weight_decay=decay, fused=True, capturable=on_gpu)
 
     def begin_epoch(self) -> None:
         """New batches."""
@@ -244,6 +246,9 @@ class Recognition(Run):
         self.network.train()
         self._find_gradient(self.frames)
         processes.average_([parameter.grad for parameter in self.network.parameters() if parameter.grad is not None])
+        self._follow(0)  # of whatever length the batch is
+
+    def _use_gradient(self, _: int) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
