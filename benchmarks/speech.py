@@ -47,6 +47,7 @@ class Case:
     frames: int
     hidden: int
     seconds: float
+    tile: tuple[int, ...] | None
 
 
 class Timed(Recognition):
@@ -81,6 +82,10 @@ def measure(case: Case, gate: Any = None, answer: Any = None) -> dict[str, float
     """Steps per second of this process's runs, how long the host takes to launch one, and the memory of all."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     corpus = utterances(case.frames, device)
+    if case.tile is not None:
+        from rotationout.experiments.speech import step_kernels
+
+        step_kernels.UNITS, step_kernels.DEPTH, step_kernels.WARPS, step_kernels.STAGES = case.tile
     recognition.PATIENCE = 0  # there is one length
     config = SpeechConfig(
         recipe="speed",
@@ -157,6 +162,14 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--copies", nargs="+", type=int, default=[1, 4, 8], help="runs side by side in a process")
     parser.add_argument("--processes", nargs="+", type=int, default=[1])
+    parser.add_argument(
+        "--tiles",
+        nargs="+",
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        default=[None],
+        metavar="UNITS,DEPTH,WARPS,STAGES",
+        help="of the kernels that go frame by frame, to try others than they have",
+    )
     parser.add_argument("--frames", type=int, default=320, help="of an utterance")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
@@ -164,11 +177,13 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
     options = parser.parse_args()
     rows = []
-    for variant, copies, processes in itertools.product(options.variants, options.copies, options.processes):
-        case = Case(variant, copies, processes, options.frames, options.hidden, options.seconds)
+    choices = (options.variants, options.copies, options.processes, options.tiles)
+    for variant, copies, processes, tile in itertools.product(*choices):
+        case = Case(variant, copies, processes, options.frames, options.hidden, options.seconds, tile)
         rows.append(timed(case))
         print(
-            f"{variant:8} {copies:2} runs × {processes} processes: {rows[-1]['ms']:6.2f} ms per run and step, "
+            f"{variant:8} {tile or ''} {copies:2} runs × {processes} processes: "
+            f"{rows[-1]['ms']:6.2f} ms per run and step, "
             f"{rows[-1]['host_ms']:6.2f} ms to launch, {rows[-1]['gigabytes']:5.1f} GB",
             flush=True,
         )

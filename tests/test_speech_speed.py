@@ -143,3 +143,15 @@ def test_a_run_frame_by_frame_is_the_same_run() -> None:
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
     with pytest.raises(ValueError, match="lstm must be one of 'cudnn', 'stepped'"):
         config("rotation", lstm="cuda")
+
+
+def test_a_length_can_be_captured_while_a_batch_of_another_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded then is work of that length."""
+    run = corpus()(config("none"))
+    run.advance()
+    train, asked = run.corpus.train, []
+    batch = train.batch
+    monkeypatch.setattr(train, "batch", lambda chosen, frames: asked.append(frames) or batch(chosen, frames))
+    before = run.frames
+    run._add_gradient(before + 64)
+    assert asked == [before + 64]

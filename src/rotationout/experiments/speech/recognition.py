@@ -253,6 +253,7 @@ class Recognition(Run):
         self.scaler.update()
 
     def _add_gradient(self, frames: int) -> None:
+        self.frames = frames  # another length than this batch's may be captured
         self.optimizer.zero_grad(set_to_none=False)
         with self.autocast():
             loss = self.batch_loss()
