@@ -50,6 +50,14 @@ class Share:
         tensorboard: where scalars for TensorBoard go, if there are to be any.
         place: which process this is, from 0.
         count: how many there are.
+
+    >>> from functools import partial
+    >>> from rotationout.recipes import TABLES
+    >>> from rotationout.experiments.tasks import maker
+    >>> data, folder, kept = Path("an4.pt"), Path("results"), Path("out/checkpoints")
+    >>> work = Share(TABLES["an4"](), partial(maker, data), "cuda", folder, kept, together=3)
+    >>> [len(share.configs) for share in work.split(3)]
+    [3, 3, 2]
     """
 
     configs: Sequence[Config]
