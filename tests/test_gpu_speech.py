@@ -213,7 +213,7 @@ def test_runs_are_the_same_whatever_runs_their_lstms() -> None:
             run.advance()
         assert sum(replay is not None for replay in run._find_gradient._replays.values()) >= 3
         assert run._follow._replays[0] is not None
-    torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=5e-2, atol=5e-2)
 
 
 def test_graphs_of_several_lengths_take_the_memory_of_the_longest() -> None:
