@@ -96,6 +96,67 @@ def test_the_network_hears_what_it_hears_on_a_cpu() -> None:
         torch.testing.assert_close(parameter.grad.cpu(), gradient, rtol=1e-3, atol=1e-3)
 
 
+def in_fp16(network: Listener, frames: int = 90) -> tuple[torch.Tensor, ...]:
+    """Scores within utterances and gradients, under autocast."""
+    torch.manual_seed(1)
+    x, lengths = torch.randn(frames, 8, 40, device="cuda"), torch.randint(1, frames + 1, (8,), device="cuda")
+    network.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        scores = network(x, lengths)
+    inside = torch.arange(frames, device="cuda").unsqueeze(1) < lengths
+    scores[inside].float().square().mean().backward()
+    return scores.detach()[inside].float(), *(parameter.grad.clone() for parameter in network.parameters())
+
+
+def alike(*choices: dict[str, Any], hidden: int = 128) -> list[Listener]:
+    """Networks of the same weights."""
+    found = []
+    for options in choices:
+        torch.manual_seed(0)
+        found.append(Listener(40, hidden, 2, 29, **options).cuda())
+    return found
+
+
+def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        scale = other.abs().max()
+        torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=tolerance)
+
+
+def test_padded_inputs_change_nothing_in_fp16() -> None:
+    """With weight drop: draws are the same after the same seed."""
+    choices = [{"padded": padded, "weight_drop": 0.2} for padded in (False, True)]
+    plain, wide = alike(*choices, hidden=256)
+    close(in_fp16(wide), in_fp16(plain), 1e-2)
+
+
+def kernels(network: Listener, frames: int) -> int:
+    """How many a call runs."""
+    in_fp16(network, frames)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+        in_fp16(network, frames)
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties(0).multi_processor_count < 98,
+    reason="torch lets cuDNN run persistent kernels on large GPUs only",
+)
+def test_padded_layers_are_run_by_persistent_kernels() -> None:
+    """The number of kernels then does not grow with the frames."""
+    plain, wide = alike({"padded": False}, {"padded": True}, hidden=512)
+    assert kernels(wide, 512) < kernels(wide, 128) + 128
+    assert kernels(plain, 512) > kernels(plain, 128) + 2 * 384, "a first layer of 40 inputs is run frame by frame"
+
+
+def test_frame_by_frame_is_what_cudnn_computes() -> None:
+    cudnn, stepped = alike({"stepped": False}, {"stepped": True})
+    close(in_fp16(stepped), in_fp16(cudnn), 1e-2)
+    x, lengths = torch.randn(70, 33, 40, device="cuda"), torch.full((33,), 70, device="cuda")
+    torch.testing.assert_close(stepped(x, lengths), cudnn(x, lengths), rtol=1e-4, atol=1e-4)
+
+
 def make(settings: SpeechConfig, device: str = "cuda") -> Recognition:
     torch.manual_seed(0)
     found = made(133)  # 70 to 466 frames, seven lengths when padded
@@ -136,11 +197,46 @@ def test_every_row_can_be_captured_and_goes_on(row: str, tmp_path: Path) -> None
     assert whole.losses[-1] < whole.losses[0]
 
 
-def test_a_run_in_fp16() -> None:
-    run = make(small("rotation", precision="fp16"))
+@pytest.mark.parametrize("lstm", ["cudnn", "stepped"])
+def test_a_run_in_fp16(lstm: str) -> None:
+    run = make(small("rotation", precision="fp16", hidden=64, lstm=lstm))
     while not run.finished:
         run.advance()
     assert run.losses[-1] < 0.8 * run.losses[0]
+
+
+def test_runs_are_the_same_whatever_runs_their_lstms() -> None:
+    """Replayed from graphs, with the optimizer's updates, in fp16."""
+    runs = [make(small("none", precision="fp16", hidden=128, lstm=lstm)) for lstm in ("cudnn", "stepped")]
+    for run in runs:
+        while not run.finished:
+            run.advance()
+        assert sum(replay is not None for replay in run._find_gradient._replays.values()) >= 3
+        assert run._follow._replays[0] is not None
+    torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=5e-2, atol=5e-2)
+
+
+def test_graphs_of_several_lengths_take_the_memory_of_the_longest() -> None:
+    out, wide = torch.zeros((), device="cuda"), 1 << 18
+
+    def work(length: int) -> None:
+        x = torch.ones(length, wide, device="cuda")
+        out.copy_((2 * x).sum())
+
+    stream = torch.cuda.Stream()
+    step = ByLength(work, stream)
+    with torch.cuda.stream(stream):
+        for length in (64, 128, 256):
+            step(length)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with torch.cuda.stream(stream):
+        for length in (64, 128, 256):
+            step(length)
+            torch.cuda.synchronize()
+            assert out.item() == 2 * length * wide
+    assert torch.cuda.memory_reserved() - before < 1.2 * 2 * 256 * wide * 4
 
 
 def test_replays_draw_new_noise() -> None:

@@ -245,3 +245,18 @@ def normalised() -> nn.Module:
 def test_bad_input_says_what_would_be_right(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_what_is_drawn_is_what_a_call_uses() -> None:
+    layer = WeightDrop(nn.LSTM(3, 4), 0.4)
+    x = torch.randn(5, 2, 3)
+    torch.manual_seed(0)
+    expected = layer(x)[0]
+    torch.manual_seed(0)
+    drawn = layer.draw()
+    start = torch.zeros(1, 2, 4)
+    found = torch._VF.lstm(x, (start, start), drawn, True, 1, 0.0, True, False, False)[0]
+    assert torch.equal(found, expected)
+    assert (drawn[1] == 0).any()
+    layer.eval()
+    assert all(a is b for a, b in zip(layer.draw(), layer.module.parameters(), strict=True))

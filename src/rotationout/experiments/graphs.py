@@ -40,11 +40,15 @@ class ByLength:
 
     The first time a length comes the work is done as it is, which also makes libraries ready; the second time a graph
     is captured, and replayed from then on. So nothing is done in vain, and nothing has to be put back. The graphs share
-    their memory: what one leaves there the next overwrites. Otherwise as for `Action`.
+    their memory: what one leaves there the next overwrites. It grows by what does not fit, and a graph's memory is
+    never given back; so with a length all longer ones that have come are captured too, the longest first. Otherwise as
+    for `Action`.
 
     Args:
         work: what to do.
         stream: that of the run, on which it is called; None on a CPU, or if nothing shall be captured.
+        pool: the memory to share with other graphs of this run, see `torch.cuda.graph_pool_handle`; by default its own.
+        patience: capture nothing in the first so many calls, so that most lengths have come by then.
 
     >>> done = []
     >>> listen = ByLength(done.append, None)
@@ -52,9 +56,11 @@ class ByLength:
     (None, None, [64, 128])
     """
 
-    def __init__(self, work: Callable[[int], None], stream: torch.cuda.Stream | None) -> None:
-        self._work, self._stream = work, stream
-        self._pool = None if stream is None else torch.cuda.graph_pool_handle()
+    def __init__(
+        self, work: Callable[[int], None], stream: torch.cuda.Stream | None, pool: Any = None, *, patience: int = 0
+    ) -> None:
+        self._work, self._stream, self._patience = work, stream, patience
+        self._pool = torch.cuda.graph_pool_handle() if stream is not None and pool is None else pool
         self._replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, length: int) -> None:
@@ -62,14 +68,20 @@ class ByLength:
         if self._stream is None or length > LONGEST:
             self._work(length)
             return
-        if length not in self._replays:
-            self._replays[length] = None
-            self._work(length)
-            return
-        replay = self._replays[length]
+        self._patience -= 1
+        if length in self._replays and self._patience < 0:
+            self._capture_down_to(length, self._stream)
+        replay = self._replays.setdefault(length, None)
         if replay is None:
-            replay = self._replays[length] = _captured(partial(self._work, length), self._stream, self._pool)
-        replay()
+            self._work(length)
+        else:
+            replay()
+
+    def _capture_down_to(self, length: int, stream: torch.cuda.Stream) -> None:
+        """Capture this length and all longer ones that have come, unless they are."""
+        for known in sorted(self._replays, reverse=True):
+            if known >= length and self._replays[known] is None:
+                self._replays[known] = _captured(partial(self._work, known), stream, self._pool)
 
 
 def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = None) -> Callable[[], None]:
@@ -94,6 +106,7 @@ class Graphs:
         self.device = device
         self.captured = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool = torch.cuda.graph_pool_handle() if self._stream is not None else None
         self._actions: list[Action] = []
 
     def add(self, work: Callable[[], None]) -> Action:
@@ -101,9 +114,9 @@ class Graphs:
         self._actions.append(Action(work))
         return self._actions[-1]
 
-    def by_length(self, work: Callable[[int], None], *, captured: bool = True) -> ByLength:
-        """What does ``work`` for a length when it is called, captured for each when it comes the second time."""
-        return ByLength(work, self._stream if captured else None)
+    def by_length(self, work: Callable[[int], None], *, captured: bool = True, patience: int = 0) -> ByLength:
+        """What does ``work`` for a length when it is called, see `ByLength`; the graphs of a run share their memory."""
+        return ByLength(work, self._stream if captured else None, self._pool, patience=patience)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:

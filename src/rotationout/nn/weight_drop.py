@@ -54,16 +54,26 @@ class WeightDrop(Noise):
         if not self.training or not self._active:
             return self.module(input, hx)
         names = self.module._flat_weights_names
-        weights: list[Tensor] = [getattr(self.module, name) for name in names]
+        weights = self._weights()
         if weights[0].is_cuda and not _is_flat(weights):  # after a deep copy, say
             self.module.flatten_parameters()
-        drawn = [self._drop(w) if name.startswith("weight_hh") else w for name, w in zip(names, weights, strict=True)]
+        drawn = self.draw()
         if weights[0].is_cuda and _is_flat(weights):
             drawn = _laid_out_like(weights, drawn)
         with _kernels_given(self.module, drawn):
             replaced = dict(zip(names, drawn, strict=True))
             # Weights that are tied to each other have draws of their own too.
             return torch.func.functional_call(self.module, replaced, (input, hx), tie_weights=False)
+
+    def draw(self) -> list[Tensor]:
+        """The weights of one call, in the order of torch's kernels: while training those between states disturbed."""
+        if not self.training or not self._active:
+            return self._weights()
+        named = zip(self.module._flat_weights_names, self._weights(), strict=True)
+        return [self._drop(weight) if name.startswith("weight_hh") else weight for name, weight in named]
+
+    def _weights(self) -> list[Tensor]:
+        return [getattr(self.module, name) for name in self.module._flat_weights_names]
 
     def _drop(self, weight: Tensor) -> Tensor:
         shape = (weight.size(0), 1) if self.variational else weight.shape

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...nn import NoisyLSTM
+from .padded import PaddedLSTM
+from .stepped import both_ways
 
 __all__ = ["Listener", "ctc_loss", "mirrored"]
 
@@ -38,6 +40,8 @@ class Listener(nn.Module):
         noise: makes the noise on the output of a layer, one for each.
         weight_drop: drop probability of the recurrent weights.
         variational: drop rows of them.
+        padded: pad inputs where cuDNN is faster then, see `PaddedLSTM`; what is computed is the same.
+        stepped: run the LSTMs a frame at a time instead of in cuDNN, see `both_ways`; likewise.
 
     >>> from rotationout import noise
     >>> network = Listener(40, 8, 2, 29, noise=lambda: noise("rotation-sequence", 0.2))
@@ -55,15 +59,17 @@ class Listener(nn.Module):
         noise: Callable[[], nn.Module] = nn.Identity,
         weight_drop: float = 0.0,
         variational: bool = False,
+        padded: bool = True,
+        stepped: bool = False,
     ) -> None:
         super().__init__()
+        kind = PaddedLSTM if padded else NoisyLSTM
         sizes = [inputs, *[2 * hidden] * (layers - 1)]
 
         def direction() -> nn.ModuleList:
-            return nn.ModuleList(
-                NoisyLSTM(size, hidden, weight_drop=weight_drop, variational=variational) for size in sizes
-            )
+            return nn.ModuleList(kind(size, hidden, weight_drop=weight_drop, variational=variational) for size in sizes)
 
+        self.stepped = stepped
         self.onwards, self.backwards = direction(), direction()
         self.noises = nn.ModuleList(noise() for _ in sizes)
         self.labels = nn.Linear(2 * hidden, outputs)
@@ -75,7 +81,11 @@ class Listener(nn.Module):
         x = features
         order = _mirror(lengths, len(features))
         for onwards, backwards, noise in zip(self.onwards, self.backwards, self.noises, strict=True):
-            x = noise(torch.cat(_side_by_side(onwards, backwards, x, order), -1))
+            if self.stepped:
+                one, other = both_ways((onwards, backwards), (x, _turn(x, order)))
+                x = noise(torch.cat((one, _turn(other, order)), -1))
+            else:
+                x = noise(torch.cat(_side_by_side(onwards, backwards, x, order), -1))
         scores: Tensor = self.labels(x)
         return scores
 

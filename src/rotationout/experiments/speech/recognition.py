@@ -26,6 +26,8 @@ __all__ = ["Corpus", "Recognition", "SpeechConfig", "load_speech"]
 
 CACHE = Path("out/features")
 """Where the features of a corpus are kept."""
+PATIENCE = 16
+"""After so many batches most of the lengths of a corpus have come, and graphs are captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class SpeechConfig(Config):
         test_split: the split to test on.
         held_out: learn without so many of the speakers, and test on them instead.
         test_every: epochs from test to test; the last one is always tested.
+        lstm: what runs the LSTMs: ``"cudnn"``, or ``"stepped"``, kernels of our own, meant to leave room for those
+            of other runs on the same GPU. What is computed is the same but for rounding.
         precision: ``"fp32"``, in which cuDNN's matrix products are TF32, or ``"fp16"``; torch casts no LSTM of cuDNN's
             to bf16.
     """
@@ -60,10 +64,12 @@ class SpeechConfig(Config):
     test_split: str = "test"
     held_out: int = 0
     test_every: int = 5
+    lstm: str = "cudnn"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("precision", self.precision, ("fp16", "fp32"))
+        check_choice("lstm", self.lstm, ("cudnn", "stepped"))
         check_rate(self.weight_drop)
         self._check_least(1, "hidden", "layers", "test_every")
         self._check_least(0, "held_out")
@@ -128,7 +134,8 @@ class Recognition(Run):
         self.paths = torch.zeros(longest, len(self.chosen), dtype=torch.int64, device=device)
         self.transcripts: list[dict[str, str]] = []
         short = train.labels.size(1) <= CUDNN_LABELS  # else the host looks at lengths, which a graph cannot
-        self._find_gradient = self._graphs.by_length(self._add_gradient, captured=short)
+        self._find_gradient = self._graphs.by_length(self._add_gradient, captured=short, patience=PATIENCE)
+        self._follow = self._graphs.by_length(self._use_gradient)
         self._hear = self._graphs.by_length(self._find_paths)
 
     @property
@@ -172,11 +179,13 @@ class Recognition(Run):
             noise=lambda: make_noise(config.noise, config.p, **config.noise_options),
             weight_drop=config.weight_drop,
             variational=config.variational,
+            stepped=config.lstm == "stepped",
         )
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Adam."""
-        return torch.optim.Adam(self.network.parameters(), self.rate, weight_decay=self.config.weight_decay, fused=True)
+        decay, on_gpu = self.config.weight_decay, self.device.type == "cuda"
+        return torch.optim.Adam(self.network.parameters(), self.rate, weight_decay=decay, fused=True, capturable=on_gpu)
 
     def begin_epoch(self) -> None:
         """New batches."""
@@ -237,10 +246,14 @@ class Recognition(Run):
         self.network.train()
         self._find_gradient(self.frames)
         processes.average_([parameter.grad for parameter in self.network.parameters() if parameter.grad is not None])
+        self._follow(0)  # of whatever length the batch is
+
+    def _use_gradient(self, _: int) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def _add_gradient(self, frames: int) -> None:
+        self.frames = frames  # another length than this batch's may be captured
         self.optimizer.zero_grad(set_to_none=False)
         with self.autocast():
             loss = self.batch_loss()

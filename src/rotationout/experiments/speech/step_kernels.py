@@ -1,0 +1,188 @@
+"""LSTMs a frame at a time on a GPU, in Triton: both directions of a layer, or any number of LSTMs alike, in one launch.
+
+Runs side by side gain nothing from each other in cuDNN: seven on an H200 take seven times as long as one. Launches for
+single frames are small, and those of several runs, on streams of their own and captured in CUDA graphs, can overlap;
+``benchmarks/lstm.py`` measures whether they do. Import this only where triton is installed.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803 - compile-time constants are in capitals
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Recurrence"]
+
+UNITS, DEPTH, ROWS = 16, 64, 32
+"""Hidden units of a program, what it multiplies at once, and at most so many sequences."""
+WARPS, STAGES = 4, 3
+"""Of a program: its threads by 32, and how far ahead it loads."""
+
+
+class Recurrence(torch.autograd.Function):
+    """`rotationout.experiments.speech.stepped.recur` and its gradient. Cells are kept in fp32, all else as given."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, weight: Tensor) -> Tensor:
+        """A launch for every frame."""
+        gates, weight = gates.contiguous(), weight.contiguous()
+        copies, times, rows, hidden = *gates.shape[:3], weight.size(2)
+        opened = torch.empty_like(gates)
+        h = gates.new_empty(copies, times, rows, hidden)
+        c = torch.empty_like(h, dtype=torch.float32)
+        tensors, launch, sizes = (gates, weight, opened, h, c), _forward[_grid(h)], _sizes(h)
+        for t in range(times):
+            launch(*tensors, t, hidden if t else 0, times, rows, hidden, **sizes)
+        ctx.save_for_backward(weight, opened, h, c)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """A launch for every frame, from the last to the first; then the weights' at once."""
+        weight, opened, h, c = ctx.saved_tensors
+        _, times, rows, hidden = h.shape
+        given, turned = gradients[0].contiguous(), weight.transpose(1, 2).contiguous()
+        found = torch.empty_like(opened)
+        carried = torch.zeros_like(c[:, 0])
+        tensors, launch, sizes = (given, turned, opened, c, found, carried), _backward[_grid(h)], _sizes(h)
+        for t in reversed(range(times)):
+            launch(*tensors, t, hidden if t < times - 1 else 0, times, rows, hidden, **sizes)
+        later, before = found[:, 1:].flatten(1, 2), h[:, :-1].flatten(1, 2)
+        return found, torch.bmm(later.transpose(1, 2), before)
+
+
+def _sizes(h: Tensor) -> dict[str, Any]:
+    rows = max(16, min(ROWS, triton.next_power_of_2(h.size(2))))
+    precision = "ieee" if h.dtype == torch.float32 else "tf32"  # the latter has no meaning for halves
+    tile = {"ROWS": rows, "UNITS": UNITS, "DEPTH": DEPTH, "PRECISION": precision}
+    return {**tile, "num_warps": WARPS, "num_stages": STAGES}
+
+
+def _grid(h: Tensor) -> tuple[int, int, int]:
+    return h.size(0), h.size(3) // UNITS, triton.cdiv(h.size(2), _sizes(h)["ROWS"])
+
+
+@triton.jit
+def _tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit(do_not_specialize=["t", "depth"])
+def _forward(
+    gates,
+    weight,
+    opened,
+    h,
+    c,
+    t,
+    depth,
+    times,
+    rows,
+    hidden: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Some units of some sequences at frame t: their gates from h at t − 1, then cell and output.
+
+    gates and opened are (copies, times, rows, 4·hidden), of the gates i, f, g and o; weight (copies, 4·hidden, hidden).
+    """
+    copy = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[None, :]
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = row < rows
+    now = (copy * times + t) * rows + row
+    before = (now - rows) * hidden
+    along = tl.arange(0, DEPTH)
+    of_unit = weight + (copy * 4 * hidden + unit) * hidden + along[:, None]
+    gate = hidden * hidden
+    i = tl.zeros((ROWS, UNITS), tl.float32)
+    f = tl.zeros((ROWS, UNITS), tl.float32)
+    g = tl.zeros((ROWS, UNITS), tl.float32)
+    o = tl.zeros((ROWS, UNITS), tl.float32)
+    for start in range(0, depth, DEPTH):
+        x = tl.load(h + before + start + along[None, :], mask=inside, other=0.0)
+        i = tl.dot(x, tl.load(of_unit + start), i, input_precision=PRECISION)
+        f = tl.dot(x, tl.load(of_unit + gate + start), f, input_precision=PRECISION)
+        g = tl.dot(x, tl.load(of_unit + 2 * gate + start), g, input_precision=PRECISION)
+        o = tl.dot(x, tl.load(of_unit + 3 * gate + start), o, input_precision=PRECISION)
+    place = now * 4 * hidden + unit
+    i = tl.sigmoid(i + tl.load(gates + place, mask=inside, other=0.0).to(tl.float32))
+    f = tl.sigmoid(f + tl.load(gates + place + hidden, mask=inside, other=0.0).to(tl.float32))
+    g = _tanh(g + tl.load(gates + place + 2 * hidden, mask=inside, other=0.0).to(tl.float32))
+    o = tl.sigmoid(o + tl.load(gates + place + 3 * hidden, mask=inside, other=0.0).to(tl.float32))
+    cell = f * tl.load(c + before + unit, mask=inside & (t > 0), other=0.0) + i * g
+    tl.store(c + now * hidden + unit, cell, mask=inside)
+    tl.store(h + now * hidden + unit, (o * _tanh(cell)).to(h.dtype.element_ty), mask=inside)
+    kind = opened.dtype.element_ty
+    tl.store(opened + place, i.to(kind), mask=inside)
+    tl.store(opened + place + hidden, f.to(kind), mask=inside)
+    tl.store(opened + place + 2 * hidden, g.to(kind), mask=inside)
+    tl.store(opened + place + 3 * hidden, o.to(kind), mask=inside)
+
+
+@triton.jit(do_not_specialize=["t", "depth"])
+def _backward(
+    given,
+    turned,
+    opened,
+    c,
+    found,
+    carried,
+    t,
+    depth,
+    times,
+    rows,
+    hidden: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradient of some units' gates at frame t, from that of all gates at t + 1; the cells' is carried along.
+
+    turned is (copies, hidden, 4·hidden), the weights with their axes exchanged.
+    """
+    copy = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[None, :]
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = row < rows
+    now = (copy * times + t) * rows + row
+    after = (now + rows) * 4 * hidden
+    along = tl.arange(0, DEPTH)
+    of_unit = turned + (copy * hidden + unit) * 4 * hidden + along[:, None]
+    dh = tl.load(given + now * hidden + unit, mask=inside, other=0.0).to(tl.float32)
+    i = tl.zeros((ROWS, UNITS), tl.float32)  # through each gate by itself: sums that need not wait for each other
+    f = tl.zeros((ROWS, UNITS), tl.float32)
+    g = tl.zeros((ROWS, UNITS), tl.float32)
+    o = tl.zeros((ROWS, UNITS), tl.float32)
+    for start in range(0, depth, DEPTH):
+        x = found + after + start + along[None, :]
+        w = of_unit + start
+        i = tl.dot(tl.load(x, inside, 0.0), tl.load(w), i, input_precision=PRECISION)
+        f = tl.dot(tl.load(x + hidden, inside, 0.0), tl.load(w + hidden), f, input_precision=PRECISION)
+        g = tl.dot(tl.load(x + 2 * hidden, inside, 0.0), tl.load(w + 2 * hidden), g, input_precision=PRECISION)
+        o = tl.dot(tl.load(x + 3 * hidden, inside, 0.0), tl.load(w + 3 * hidden), o, input_precision=PRECISION)
+    dh += (i + f) + (g + o)
+    place = now * 4 * hidden + unit
+    i = tl.load(opened + place, mask=inside, other=0.0).to(tl.float32)
+    f = tl.load(opened + place + hidden, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(opened + place + 2 * hidden, mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(opened + place + 3 * hidden, mask=inside, other=0.0).to(tl.float32)
+    squashed = _tanh(tl.load(c + now * hidden + unit, mask=inside, other=0.0))
+    before = tl.load(c + (now - rows) * hidden + unit, mask=inside & (t > 0), other=0.0)
+    carry = carried + (copy * rows + row) * hidden + unit
+    dc = tl.load(carry, mask=inside, other=0.0) + dh * o * (1 - squashed * squashed)
+    tl.store(carry, dc * f, mask=inside)
+    kind = found.dtype.element_ty
+    tl.store(found + place, (dc * g * i * (1 - i)).to(kind), mask=inside)
+    tl.store(found + place + hidden, (dc * before * f * (1 - f)).to(kind), mask=inside)
+    tl.store(found + place + 2 * hidden, (dc * i * (1 - g * g)).to(kind), mask=inside)
+    tl.store(found + place + 3 * hidden, (dh * squashed * o * (1 - o)).to(kind), mask=inside)
