@@ -123,7 +123,7 @@ def test_bad_images_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     settings = config("cutout", held=False)
     assert sweep.sweep([settings], maker(root, GPU), folder=tmp_path, checkpoints=tmp_path / "c") == []
     (record,) = results.read_records(tmp_path, "imagewoof")
-    assert record["skipped"] == {"train": {"damaged image": 1}}
+    assert sum(record["skipped"]["train"].values()) == 1  # some Pillows say that it is damaged, some that it is none
 
 
 def test_runs_side_by_side_are_what_they_are_alone(made: Path) -> None:

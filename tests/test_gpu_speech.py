@@ -47,7 +47,7 @@ def test_cudnns_ctc_is_torchs(frames: int) -> None:
         loss = ctc_loss(x, *(tensor.to(device) for tensor in rest))
         loss.backward()
         found.append((loss.detach().cpu(), x.grad.cpu()))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)  # of sums over all frames, in fp32
 
 
 def test_ctc_in_a_graph_takes_other_lengths() -> None:

@@ -61,7 +61,7 @@ def test_a_scale_that_is_too_large_skips_steps_and_is_halved(tmp_path: Path) -> 
     settings = config("none", steps=8, milestones=(), precision="fp16", ramp=0)
     run = make(data, data)(settings)
     run.scaler.load_state_dict({**run.scaler.state_dict(), "scale": 2.0**40})
-    before = {name: value.clone() for name, value in run.network.named_parameters()}
+    before = {name: value.detach().clone() for name, value in run.network.named_parameters()}
     run.advance()
     assert run.scaler.get_scale() == 2.0**39
     assert all(torch.equal(value, before[name]) for name, value in run.network.named_parameters())

@@ -31,5 +31,6 @@ def _plain(parameter: Any) -> Any:
     if getattr(parameter, "is_flag", False):
         parameter.metavar = ""
     elif parameter.metavar is None:
-        parameter.metavar = TYPES.get(parameter.type_descriptor.annotation)
+        described = getattr(parameter, "type_descriptor", None)  # typer has had it since 0.29
+        parameter.metavar = None if described is None else TYPES.get(described.annotation)
     return parameter
