@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from ..experiments.config import PRECISIONS, Config
+from ..experiments.narrow.layers import KERNELS
 from ..experiments.networks import NETWORKS
 from ..experiments.norms import LABELS
 from ..experiments.studies import STUDIES
@@ -27,7 +28,13 @@ FIXED = ("recipe", "row", "seed")
 
 SHARED = "Fields of several kinds of tables"
 
-CHOICES = {"precision": PRECISIONS, "network": tuple(NETWORKS), "norm": tuple(LABELS), "studies": tuple(STUDIES)}
+CHOICES = {
+    "precision": PRECISIONS,
+    "network": tuple(NETWORKS),
+    "norm": tuple(LABELS),
+    "kernels": KERNELS,
+    "studies": tuple(STUDIES),
+}
 """Of fields whose values are few enough to be listed."""
 
 EXAMPLES = {

@@ -15,6 +15,7 @@ from ..strength import check_choice
 from . import cifar, processes
 from .cifar import Images
 from .classifier import Classifier, ClassifierConfig
+from .narrow.layers import KERNELS
 from .networks import NETWORKS
 from .norms import LABELS as NORMS
 from .norms import normalized
@@ -26,6 +27,8 @@ __all__ = ["Classification", "ClassificationConfig", "build_network", "load_imag
 
 HELD_OUT_SEED = 0
 """All runs that hold out images hold out the same ones."""
+NARROW = ("resnet20", "resnet110")
+"""Networks that have few channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,9 @@ class ClassificationConfig(ClassifierConfig):
         norm: what normalises in the place of BatchNorm.
         ghost_batch: how many examples of a batch are normalised together, 0 for all.
         held_out: train without this many of the training images, and test on them instead of the test set.
+        kernels: ``fused`` is for ResNets on a GPU, whose few channels libraries are slow with: convolutions, and
+            BatchNorm with the sum and the ReLU behind it, are kernels of `rotationout.experiments.narrow` then. Results
+            differ by rounding. On a CPU it means nothing.
         studies: what is measured of the trained network.
     """
 
@@ -47,12 +53,14 @@ class ClassificationConfig(ClassifierConfig):
     ghost_batch: int = 0
     milestones: tuple[int, ...] = (32_000, 48_000)
     held_out: int = 0
+    kernels: str = "torch"
     studies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
+        check_choice("kernels", self.kernels, KERNELS)
         self._check_least(0, "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
@@ -67,6 +75,11 @@ class ClassificationConfig(ClassifierConfig):
         if self.ghost_batch and self.norm == "group":
             raise ValueError(
                 f"norm = 'group' normalises every example alone: ghost_batch must be 0, got {self.ghost_batch!r}"
+            )
+        if self.kernels == "fused" and self.network not in NARROW:
+            raise ValueError(
+                f"kernels = 'fused' are for networks of few channels, {' and '.join(NARROW)}; network = "
+                f"{self.network!r} needs kernels = 'torch'"
             )
 
 
@@ -86,7 +99,8 @@ def build_network(config: ClassificationConfig) -> nn.Module:
     def noise(channels: int) -> nn.Module:
         return make_noise(config.noise, config.p, **config.options_at(channels))
 
-    network = NETWORKS[config.network](noise=noise, stages=config.stages, **config.network_options)
+    options = {**config.network_options, "fused": True} if config.kernels == "fused" else config.network_options
+    network = NETWORKS[config.network](noise=noise, stages=config.stages, **options)
     return normalized(network, config.norm, config.batch, config.ghost_batch)
 
 
@@ -102,7 +116,7 @@ class Classification(Classifier[Images]):
     config: ClassificationConfig
 
     def __init__(self, config: ClassificationConfig, images: tuple[Images, Images], device: torch.device) -> None:
-        _check_chunks(config)
+        _check_processes(config)
         self.mean, self.std = cifar.statistics(device)
         super().__init__(config, *images, device)
 
@@ -171,13 +185,19 @@ class Small(Held):
         return self.prepare(pixels), self.labels_of(self.images.labels)
 
 
-def _check_chunks(config: ClassificationConfig) -> None:
-    """Layers that normalise chunks of a batch see a process's share of it: they cannot be synchronised."""
-    chunked = config.norm in ("cross", "poly") or config.ghost_batch > 0
-    if processes.size() > 1 and config.sync_batchnorm and chunked:
+def _check_processes(config: ClassificationConfig) -> None:
+    """What sees a process's share of a batch cannot be synchronised: norms that go by chunks, and fused kernels."""
+    if processes.size() == 1 or not config.sync_batchnorm:
+        return
+    if config.norm in ("cross", "poly") or config.ghost_batch > 0:
         raise ValueError(
             f"norm = {config.norm!r} with ghost_batch = {config.ghost_batch} normalises within a process; with "
             f"{processes.size()} of them sync_batchnorm must be False, got True"
+        )
+    if config.kernels == "fused":
+        raise ValueError(
+            f"kernels = 'fused' take BatchNorm's statistics within a process; with {processes.size()} of them either "
+            "sync_batchnorm must be False or kernels 'torch'"
         )
 
 

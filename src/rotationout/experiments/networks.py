@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..strength import check_choice
+from .narrow.layers import convolve, normalise
 
 __all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet"]
 
@@ -30,8 +31,10 @@ class _Block(nn.Module):
         noise: MakeNoise | None,
         places: Collection[str],
         authors: bool,
+        fused: bool,
     ) -> None:
         super().__init__()
+        self.fused = fused
 
         def at(place: str, channels: int) -> nn.Module:
             return nn.Identity() if noise is None or place not in places else noise(channels)
@@ -45,18 +48,28 @@ class _Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = _Projection(inputs, outputs, stride) if authors else _Padding(outputs - inputs, stride)
+            if authors:  # a 1×1 convolution
+                self.shortcut = _Normalised(nn.Conv2d(inputs, outputs, 1, stride, bias=False), fused)
+            else:
+                self.shortcut = _Padding(outputs - inputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.noise_a(self.conv1(self.noise1(x)))))
-        return F.relu(self.shortcut(x) + self.bn2(self.conv2(self.noise2(y))))
+        y = convolve(self.conv1, self.noise1(x), self.fused)
+        y = normalise(self.bn1, self.noise_a(y), fused=self.fused)
+        y = convolve(self.conv2, self.noise2(y), self.fused)
+        return normalise(self.bn2, y, self.shortcut(x), fused=self.fused)
 
 
-class _Projection(nn.Sequential):
-    """A 1×1 convolution: the authors' shortcut where the shape changes."""
+class _Normalised(nn.Sequential):
+    """A convolution and its BatchNorm."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    def __init__(self, convolution: nn.Conv2d, fused: bool) -> None:
+        super().__init__(convolution, nn.BatchNorm2d(convolution.out_channels))
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolution, norm = self
+        return normalise(norm, convolve(convolution, x, self.fused), relu=False, fused=self.fused)
 
 
 class _Padding(nn.Module):
@@ -82,6 +95,7 @@ class ResNet(nn.Module):
         authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the last
             BatchNorm of each branch starts at blocks^(−½).
         silent: it starts at 0, so that every block begins as its shortcut (Goyal et al. 2017).
+        fused: on a GPU, with the kernels of `rotationout.experiments.narrow`.
     """
 
     def __init__(
@@ -93,6 +107,7 @@ class ResNet(nn.Module):
         places: Collection[str] = ("conv1", "conv2"),
         authors: bool = False,
         silent: bool = False,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         if authors and silent:
@@ -100,7 +115,7 @@ class ResNet(nn.Module):
         for place in places:
             check_choice("places", place, PLACES)
         self.authors = authors
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16))
+        self.stem = _Normalised(nn.Conv2d(3, 16, 3, 1, 1, bias=False), fused)
         widths = (16, 16, 32, 64)
         self.stages = nn.Sequential()
         for stage in (1, 2, 3):
@@ -108,7 +123,7 @@ class ResNet(nn.Module):
             for k in range(blocks):
                 inputs = widths[stage - 1] if k == 0 else widths[stage]
                 stride = 2 if stage > 1 and k == 0 else 1
-                self.stages.append(_Block(inputs, widths[stage], stride, here, places, authors))
+                self.stages.append(_Block(inputs, widths[stage], stride, here, places, authors, fused))
         self.head = nn.Linear(64, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

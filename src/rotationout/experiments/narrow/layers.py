@@ -1,0 +1,142 @@
+"""A convolution, and BatchNorm with what follows it, by kernels for few channels where they can be used, else by torch.
+
+Modules stay what they are: the kernels read their parameters and keep their statistics. Where anybody watches a module
+with hooks, and where torch.compile looks on, the module itself is called.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+__all__ = ["KERNELS", "convolve", "normalise"]
+
+KERNELS = ("torch", "fused")
+"""By the names that configs use."""
+MULTIPLE, MOST = 16, 64
+"""Numbers of channels that there are kernels for: multiples of the one, up to the other."""
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
+LARGEST = 2**31
+"""Elements that 32 bits can count."""
+
+
+def convolve(convolution: nn.Module, x: Tensor, fused: bool = True) -> Tensor:
+    """``convolution(x)``.
+
+    Args:
+        convolution: any module; a kernel there is for 3×3 convolutions of stride 1 that keep the size and have no bias.
+        x: (N, C, H, W).
+        fused: whether to use a kernel where there is one.
+
+    >>> convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8)).shape
+    torch.Size([2, 32, 8, 8])
+    """
+    if not (fused and isinstance(convolution, nn.Conv2d) and _available(convolution, nn.Conv2d, x)):
+        return _called(convolution, x)
+    weight, kind = convolution.weight, _precision(x)
+    shape = convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation
+    plain = convolution.groups == 1 and convolution.bias is None and convolution.padding_mode == "zeros"
+    if shape != ((3, 3), (1, 1), (1, 1), (1, 1)) or not plain or not _narrow(weight.size(0)):
+        return _called(convolution, x)
+    if weight.dtype not in (kind, torch.float32) or (weight.dtype != kind and not _casts(x)) or not _dense(weight):
+        return _called(convolution, x)
+    from .convolution import Convolution
+
+    y: Tensor = Convolution.apply(_arranged(x.to(kind)), weight)  # type: ignore[no-untyped-call]
+    return y
+
+
+def normalise(
+    norm: nn.Module, x: Tensor, residual: Tensor | None = None, *, relu: bool = True, fused: bool = True
+) -> Tensor:
+    """``relu(residual + norm(x))``.
+
+    Args:
+        norm: any module; kernels there are for BatchNorm in training.
+        x: (N, C, H, W).
+        residual: what is added, if anything; as large as x.
+        relu: whether there is one.
+        fused: whether to use kernels where there are some.
+
+    >>> normalise(nn.BatchNorm2d(16), torch.rand(2, 16, 8, 8), torch.ones(2, 16, 8, 8)).shape
+    torch.Size([2, 16, 8, 8])
+    """
+    alike = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    if (
+        fused
+        and alike
+        and isinstance(norm, nn.BatchNorm2d)
+        and _available(norm, nn.BatchNorm2d, x)
+        and _learns(norm, x)
+    ):
+        return _normalised(norm, x, residual, relu)
+    y = _called(norm, x)
+    y = y if residual is None else residual + y
+    return F.relu(y) if relu else y
+
+
+def _normalised(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    from .batchnorm import Normalisation, Running
+
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    running = Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
+    added = None if residual is None else _arranged(residual)
+    y: Tensor = Normalisation.apply(  # type: ignore[no-untyped-call]
+        _arranged(x), added, norm.weight, norm.bias, running, norm.eps, relu
+    )
+    return y
+
+
+def _called(module: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = module(x)
+    return y
+
+
+def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
+    """Whether there are kernels for such maps here, and nobody watches the module."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    if type(module) is not kind or any(hooks) or _has_any_global_hook() or torch.compiler.is_compiling():
+        return False
+    return _on_gpu(x) and x.ndim == 4 and _narrow(x.size(1)) and x.dtype in PRECISIONS and _counted(x)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _narrow(channels: int) -> bool:
+    return channels % MULTIPLE == 0 and 0 < channels <= MOST
+
+
+def _counted(x: Tensor) -> bool:
+    """Whether there is anything, and 32 bits count it, also with the most channels."""
+    return 0 < x.numel() // x.size(1) * MOST < LARGEST
+
+
+def _learns(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    """Whether the layer takes the statistics of this batch, and keeps them in a moving average; as a rule it does."""
+    kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
+    affine = norm.affine and norm.weight.dtype == torch.float32
+    return norm.training and kept and affine and norm.num_features == x.size(1) and x.numel() > x.size(1)
+
+
+def _casts(x: Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """That of a convolution, by autocast if it is on."""
+    return torch.get_autocast_dtype(x.device.type) if _casts(x) else x.dtype
+
+
+def _dense(weight: Tensor) -> bool:
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def _arranged(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)

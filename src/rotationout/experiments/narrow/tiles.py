@@ -1,0 +1,70 @@
+"""How large the pieces are that programs of the narrow kernels work on: by channels, meant for an H200.
+
+``benchmarks/narrow.py`` times others beside them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["ADDED", "CONVOLVED", "NORMALISED", "REVERSED", "WEIGHED", "Sums", "Tile", "choice", "power_of_two"]
+
+
+class Tile(NamedTuple):
+    """What a program of a convolution does at once.
+
+    Args:
+        positions: of the maps, a power of two.
+        taps: of a row of the kernel that are one matrix product, 1 or 3. With 3 the channels of three neighbours, which
+            lie side by side in memory, are multiplied together: few channels are too few for a product of their own.
+        warps: threads by 32.
+        stages: how far ahead a loop loads; 1 for not at all, and then loads go through the first cache, which holds
+            what neighbouring taps share.
+        programs: at most so many share a weight's gradient; the sums of each are written, and read again.
+    """
+
+    positions: int
+    taps: int
+    warps: int
+    stages: int = 1
+    programs: int = 0
+
+
+class Sums(NamedTuple):
+    """What a program of BatchNorm does at once.
+
+    Args:
+        elements: of the maps, a power of two.
+        warps: threads by 32.
+        parts: at most so many programs take sums; all programs that finish them read all parts.
+    """
+
+    elements: int
+    warps: int
+    parts: int
+
+
+CONVOLVED = {16: Tile(128, 3, 4), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
+"""Of a convolution, and of the gradient of its input, by the channels that it reads."""
+WEIGHED = {16: Tile(128, 3, 4, 1, 264), 32: Tile(128, 3, 8, 1, 64), 64: Tile(128, 1, 8, 1, 66)}
+"""Of the gradient of its weight, likewise."""
+ADDED = 32, 64
+"""Parts and elements that are added up at once where such gradients are finished."""
+NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(8192, 8, 128), 64: Sums(8192, 8, 64)}
+"""Of BatchNorm, by its channels."""
+REVERSED = {16: Sums(4096, 8, 128), 32: Sums(4096, 8, 128), 64: Sums(4096, 8, 64)}
+"""Of its gradients, which read three maps instead of one or two."""
+
+
+def power_of_two(number: int) -> int:
+    """The next one that is as large.
+
+    >>> power_of_two(48)
+    64
+    """
+    return 1 << (number - 1).bit_length()
+
+
+def choice(channels: int) -> int:
+    """The key of the tables here for this many channels: 48 are taken as 64 are."""
+    return max(16, power_of_two(channels))
