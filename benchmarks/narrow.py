@@ -1,0 +1,273 @@
+"""Kernels for networks of few channels beside torch's, on a GPU: ``python -m benchmarks.narrow``, about a minute.
+
+First layers of ResNet110 by themselves, in bf16 and channels_last, captured in CUDA graphs: convolution, gradients of
+its input and its weight (torch's are given weights that are rounded already), and BatchNorm with a residual and a ReLU.
+Then training steps of ResNet110 on random images, several runs side by side. ``--search`` times other tiles of the
+kernels, ``--tiles`` those that it is given, one at a time: ``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps
+for 16 channels; see `rotationout.experiments.narrow.tiles`. Written as JSON under benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rotationout.experiments.cifar import Images
+from rotationout.experiments.classification import Classification
+from rotationout.experiments.narrow import tiles
+from rotationout.recipes.cifar100 import TABLES
+
+from .records import RESULTS, write
+
+BATCH = 128
+LAYERS = {16: 32, 32: 16, 64: 8}
+"""Channels, and the size of the maps."""
+ROWS = ("none", "rotation default sigma 0.500")
+CALLS, REPLAYS = 20, 10
+"""Of a layer in a graph, and of the graph."""
+KINDS: dict[str, dict[int, Any]] = {
+    "convolved": tiles.CONVOLVED,
+    "weighed": tiles.WEIGHED,
+    "normalised": tiles.NORMALISED,
+    "reversed": tiles.REVERSED,
+}
+TOUCHED = {
+    "convolved": ("convolution", "gradient of input"),
+    "weighed": ("gradient of weight",),
+    "normalised": ("norm", "norm and gradient"),
+    "reversed": ("norm and gradient",),
+}
+"""What each of these tables decides about."""
+SEARCHED: dict[str, dict[int, list[tuple[int, ...]]]] = {
+    "convolved": {
+        16: [(64, 3, 4), (256, 3, 4), (256, 3, 8), (128, 1, 4)],
+        32: [(64, 1, 4), (128, 1, 8), (256, 1, 8), (128, 3, 4), (64, 3, 4)],
+        64: [(64, 1, 8), (128, 1, 4), (128, 1, 8)],
+    },
+    "weighed": {
+        16: [(128, 3, 4, 1, 528), (128, 3, 4, 3, 264), (256, 3, 8, 1, 264), (128, 3, 4, 1, 132)],
+        32: [(128, 3, 8, 1, 128), (64, 3, 4, 1, 132), (128, 3, 8, 2, 64), (128, 1, 4, 1, 132)],
+        64: [(128, 1, 8, 1, 96), (64, 1, 4, 1, 96), (64, 1, 4, 3, 66), (128, 1, 8, 1, 48)],
+    },
+    "normalised": {
+        16: [(4096, 4, 128), (4096, 8, 128), (8192, 8, 256)],
+        32: [(4096, 4, 128), (4096, 8, 64), (8192, 4, 64)],
+        64: [(4096, 8, 64), (4096, 4, 64), (4096, 8, 32)],
+    },
+    "reversed": {
+        16: [(8192, 8, 128), (4096, 4, 128), (4096, 8, 256)],
+        32: [(8192, 8, 128), (4096, 4, 128), (4096, 8, 64)],
+        64: [(2048, 4, 64), (4096, 4, 64), (4096, 8, 128)],
+    },
+}
+"""What ``--search`` tries besides what there is."""
+
+Ways = dict[str, Callable[[], object]]
+
+
+def layers(channels: int) -> dict[str, Ways]:
+    """What there is to time for so many channels: by its name, and by who does it."""
+    from rotationout.experiments.narrow import convolution
+    from rotationout.experiments.narrow.batchnorm import Normalisation, Running
+
+    shape = BATCH, channels, LAYERS[channels], LAYERS[channels]
+    x, residual, given = (_maps(shape) for _ in range(3))
+    weight = torch.randn(channels, channels, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last) / 12
+    rounded = weight.bfloat16()
+    gamma, beta = (torch.rand(channels, device="cuda").requires_grad_() for _ in range(2))
+    mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
+    running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
+    same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+
+    def backward(wanted: list[bool]) -> Callable[[], object]:
+        return lambda: torch.ops.aten.convolution_backward(given, x, rounded, None, *same, wanted)
+
+    def by_torch(x: Tensor, residual: Tensor) -> Tensor:
+        return F.relu(residual + F.batch_norm(x, mean, var, gamma, beta, True, 0.1, 1e-5))
+
+    def by_us(x: Tensor, residual: Tensor) -> Tensor:
+        y: Tensor = Normalisation.apply(x, residual, gamma, beta, running, 1e-5, True)  # type: ignore[no-untyped-call]
+        return y
+
+    def forward(norm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        return torch.no_grad()(lambda: norm(x, residual))
+
+    def both(norm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        leaves = x.detach().requires_grad_(), residual.detach().requires_grad_()
+        return lambda: torch.autograd.grad(norm(*leaves), (*leaves, gamma, beta), given)
+
+    return {
+        "convolution": {
+            "torch": lambda: F.conv2d(x, rounded, padding=1),
+            "fused": lambda: convolution._convolve(x, weight, mirrored=False),
+        },
+        "gradient of input": {
+            "torch": backward([True, False, False]),
+            "fused": lambda: convolution._convolve(given, weight, mirrored=True),
+        },
+        "gradient of weight": {
+            "torch": backward([False, True, False]),
+            "fused": lambda: convolution._weigh(x, given, weight),
+        },
+        "norm": {"torch": forward(by_torch), "fused": forward(by_us)},
+        "norm and gradient": {"torch": both(by_torch), "fused": both(by_us)},
+        "copy": {"torch": x.clone},
+    }
+
+
+def _maps(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """Of one call among many in a graph: maps are in the cache as far as they fit, as in a network."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(CALLS):
+            work()
+    graph.replay()
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begun.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    ended.record()
+    torch.cuda.synchronize()
+    milliseconds: float = begun.elapsed_time(ended)
+    return 1e3 * milliseconds / CALLS / REPLAYS
+
+
+def time_layers() -> list[dict[str, Any]]:
+    """All of them, by torch and by us."""
+    rows = []
+    for channels, size in LAYERS.items():
+        for name, ways in layers(channels).items():
+            found = {way: microseconds(work) for way, work in ways.items()}
+            rows.append({"channels": channels, "layer": name, **found})
+            shown = ", ".join(f"{way} {value:6.2f} µs" for way, value in found.items())
+            print(f"{channels:2} × {size}²  {name:18} {shown}", flush=True)
+    return rows
+
+
+def parsed(text: str) -> tuple[str, int, tuple[int, ...]]:
+    """A table of tiles, channels, and the tile.
+
+    >>> parsed("convolved:16=256,3,8")
+    ('convolved', 16, (256, 3, 8))
+    """
+    where, _, numbers = text.partition("=")
+    kind, _, channels = where.partition(":")
+    if kind not in KINDS or not channels.isdigit() or int(channels) not in LAYERS:
+        known = ", ".join(KINDS)
+        raise argparse.ArgumentTypeError(f"{text!r} is no KIND:CHANNELS=NUMBERS, KIND one of {known}, 16, 32 or 64")
+    return kind, int(channels), tuple(int(number) for number in numbers.split(","))
+
+
+@contextmanager
+def set_to(kind: str, channels: int, numbers: tuple[int, ...]) -> Iterator[None]:
+    """Where a kernel has this tile."""
+    table = KINDS[kind]
+    kept = table[channels]
+    table[channels] = type(kept)(*numbers)
+    try:
+        yield
+    finally:
+        table[channels] = kept
+
+
+def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]]) -> list[dict[str, Any]]:
+    """What a tile decides about, with it; one that the GPU has no room for says so."""
+    rows = []
+    for kind, channels, numbers in chosen:
+        for name in TOUCHED[kind]:
+            with set_to(kind, channels, numbers):
+                try:
+                    found: float | str = microseconds(layers(channels)[name]["fused"])
+                except Exception as error:
+                    found = f"{type(error).__name__}: {error}"
+            rows.append({"kind": kind, "channels": channels, "tile": numbers, "layer": name, "fused": found})
+            shown = found if isinstance(found, str) else f"{found:6.2f} µs"
+            print(f"{channels:2}  {kind:10} {numbers!s:22} {name:18} {shown}", flush=True)
+    return rows
+
+
+def runs_of(kernels: str, row: str, count: int) -> list[Classification]:
+    """Runs of Table 1 on random images, so many that no epoch ends."""
+    device = torch.device("cuda")
+    base = {config.row: config for config in TABLES["cifar100_resnet110_authors"]()}[row]
+    config = base.replace(kernels=kernels, steps=1_000_000, milestones=(), studies=())
+
+    def images(number: int) -> Images:
+        pixels = torch.randint(256, (number, 3, 32, 32), dtype=torch.uint8, device=device)
+        return Images(pixels, torch.randint(100, (number,), device=device))
+
+    both = images(2000 * BATCH), images(BATCH)
+    return [Classification(config.replace(seed=seed), both, device) for seed in range(count)]
+
+
+def time_steps(kernels: str, row: str, counts: list[int], seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds per run and step, with several numbers of runs side by side."""
+    runs = runs_of(kernels, row, max(counts))
+    for run in runs:
+        for _ in range(3):
+            run.advance()
+    rows = []
+    for count in counts:
+        torch.cuda.synchronize()
+        begun, steps = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            for run in runs[:count]:
+                run.advance()
+            steps += count
+            if steps % (20 * count) == 0:  # the host must not run far ahead
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        each = 1e3 * (time.perf_counter() - begun) / steps
+        rows.append({"kernels": kernels, "row": row, "count": count, "ms": each})
+        print(f"{count:2} × {kernels:6} {row:28} {each:6.2f} ms per run and step", flush=True)
+    del runs, run
+    gc.collect()
+    torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", nargs="*", type=int, default=[1, 4, 8], help="runs side by side; none for no steps")
+    parser.add_argument("--kernels", nargs="+", choices=["torch", "fused"], default=["torch", "fused"])
+    parser.add_argument("--rows", nargs="+", default=list(ROWS))
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement of steps")
+    parser.add_argument("--search", action="store_true", help="time other tiles")
+    parser.add_argument("--tiles", nargs="+", type=parsed, default=[], metavar="KIND:CHANNELS=NUMBERS")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs a CUDA device")
+    tried = list(options.tiles)
+    if options.search:
+        tried += [(kind, c, tile) for kind, table in SEARCHED.items() for c, some in table.items() for tile in some]
+    record = {"layers": time_layers(), "tiles": time_tiles(tried), "steps": []}
+    for row in options.rows if options.counts else []:
+        for kernels in options.kernels:
+            record["steps"] += time_steps(kernels, row, options.counts, options.seconds)
+    print(f"\nwritten to {write(options.out, 'narrow', options.commit, record)}")
+
+
+if __name__ == "__main__":
+    main()
