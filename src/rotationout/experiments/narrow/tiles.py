@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ADDED", "CONVOLVED", "NORMALISED", "REVERSED", "WEIGHED", "Sums", "Tile", "choice", "power_of_two"]
+__all__ = [
+    "ADDED",
+    "CONVOLVED",
+    "NORMALISED",
+    "REVERSED",
+    "WEIGHED",
+    "Sums",
+    "Tile",
+    "choice",
+    "fitted",
+    "power_of_two",
+]
 
 
 class Tile(NamedTuple):
@@ -63,6 +74,16 @@ def power_of_two(number: int) -> int:
     64
     """
     return 1 << (number - 1).bit_length()
+
+
+def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
+    """The tile for this many channels of so many bytes each: numbers of 32 bits take more registers than a thread has.
+
+    >>> fitted({64: Tile(128, 1, 4)}, 48, 4)
+    Tile(positions=32, taps=1, warps=8, stages=1, programs=0)
+    """
+    tile = table[choice(channels)]
+    return tile if size == 2 else tile._replace(positions=max(16, tile.positions // 4), warps=8, stages=1)
 
 
 def choice(channels: int) -> int:
