@@ -19,9 +19,9 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kerne
 from tests.test_triton import _interpreter as _interpreter  # noqa: E402 - fixtures
 from tests.test_triton import _poisoned as _poisoned  # noqa: E402
 
-from rotationout.experiments.narrow import batchnorm, convolution, layers, tiles  # noqa: E402
+from rotationout.experiments.narrow import layers, tiles  # noqa: E402
 from rotationout.experiments.narrow.batchnorm import Normalisation, Running  # noqa: E402
-from rotationout.experiments.narrow.convolution import Convolution  # noqa: E402
+from rotationout.experiments.narrow.convolution import Convolution, Fork  # noqa: E402
 from rotationout.experiments.networks import ResNet  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *([pytest.mark.gpu] if GPU else [])]
@@ -238,23 +238,53 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
     plain = ResNet(1, 3, authors=authors).to(DEVICE).to(memory_format=LAST)
     ours = ResNet(1, 3, authors=authors, fused=True).to(DEVICE).to(memory_format=LAST)
     ours.load_state_dict(plain.state_dict())
-    used = {"convolutions": 0, "norms": 0}
-    for name, function in (("convolutions", convolution.Convolution), ("norms", batchnorm.Normalisation)):
+    used: dict[str, int] = {}
+    for function in (Convolution, Fork, Normalisation):
+        used[function.__name__] = 0
 
-        def counted(*args: Any, name: str = name, apply: Any = function.apply) -> Any:
+        def counted(*args: Any, name: str = function.__name__, apply: Any = function.apply) -> Any:
             used[name] += 1
             return apply(*args)
 
         monkeypatch.setattr(function, "apply", counted)
     losses, gradients = steps(ours, 2)
-    # Of six convolutions in blocks four have stride 1; a norm each, the stem's and those of two projections.
-    assert used == {"convolutions": 2 * 4, "norms": 2 * (9 if authors else 7)}
+    # Of six convolutions in blocks four have stride 1, one of them at a fork; and there are six norms, the stem's, and
+    # those of two projections.
+    assert used == {"Convolution": 2 * 3, "Fork": 2, "Normalisation": 2 * (9 if authors else 7)}
     expected, right = steps(plain, 2)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
     for name, gradient in gradients.items():
         assert error(gradient, right[name].double()) < 1e-3, name
     for name, value in ours.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("followed", ["both", "the convolution", "what goes past"])
+def test_gradients_meet_at_a_fork(followed: str, small_tiles: None) -> None:
+    def total(run: Any, x: Tensor, weight: Tensor) -> Tensor:
+        y, past = run(x, weight)
+        parts = {"the convolution": (y * y).sum(), "what goes past": (past * past * past).sum()}
+        return sum(part for name, part in parts.items() if followed in ("both", name))
+
+    x, weight = leaves(maps(3, 32, 5, 7), weights(32, 32))
+    exact_x, exact_weight = leaves(x, weight, dtype=torch.float64)
+    total(Fork.apply, x, weight).backward()
+    total(lambda x, w: (F.conv2d(x, w, padding=1), x), exact_x, exact_weight).backward()
+    assert error(x.grad, exact_x.grad) < 5e-6
+    if followed == "what goes past":
+        assert weight.grad is None
+    else:
+        assert error(weight.grad, exact_weight.grad) < 5e-6
+
+
+@pytest.mark.usefixtures("_everywhere")
+def test_what_goes_past_a_noise_is_not_what_it_gave() -> None:
+    conv, x = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 16, 4, 4).requires_grad_()
+    given = 2 * x
+    y, past = layers.convolve_beside(conv, given, x)
+    assert past is x
+    assert type(y.grad_fn).__name__ == "ConvolutionBackward"
+    assert type(layers.convolve_beside(conv, x, x)[0].grad_fn).__name__ == "ForkBackward"
 
 
 @pytest.mark.usefixtures("_everywhere")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..strength import check_choice
-from .narrow.layers import convolve, normalise
+from .narrow.layers import convolve, convolve_beside, normalise
 
 __all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet"]
 
@@ -54,7 +54,7 @@ class _Block(nn.Module):
                 self.shortcut = _Padding(outputs - inputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = convolve(self.conv1, self.noise1(x), self.fused)
+        y, x = convolve_beside(self.conv1, self.noise1(x), x, self.fused)
         y = normalise(self.bn1, self.noise_a(y), fused=self.fused)
         y = convolve(self.conv2, self.noise2(y), self.fused)
         return normalise(self.bn2, y, self.shortcut(x), fused=self.fused)

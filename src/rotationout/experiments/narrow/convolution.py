@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from . import tiles
 
-__all__ = ["Convolution"]
+__all__ = ["Convolution", "Fork"]
 
 
 class Convolution(torch.autograd.Function):
@@ -44,14 +44,40 @@ class Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """One launch for the input, two for the weight."""
-        x, weight = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        of_x = _convolve(gradient, weight, mirrored=True) if ctx.needs_input_grad[0] else None
-        of_weight = _weigh(x, gradient, weight) if ctx.needs_input_grad[1] else None
-        return of_x, of_weight
+        return _gradients(ctx, gradient, None)
 
 
-def _convolve(x: Tensor, weight: Tensor, *, mirrored: bool) -> Tensor:
+class Fork(torch.autograd.Function):
+    """A `Convolution` of x, and x itself, which goes past it to a sum.
+
+    The gradients of both meet in the kernel that takes that of the convolution: a launch, and a pass over the maps,
+    that autograd would need to add them up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """One launch."""
+        ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
+        return _convolve(x, weight, mirrored=False), x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, past: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """As many as `Convolution` has."""
+        return (past, None) if gradient is None else _gradients(ctx, gradient, past)
+
+
+def _gradients(ctx: Any, gradient: Tensor, past: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    past = None if past is None else past.contiguous(memory_format=torch.channels_last)
+    of_x = _convolve(gradient, weight, mirrored=True, added=past) if ctx.needs_input_grad[0] else None
+    of_weight = _weigh(x, gradient, weight) if ctx.needs_input_grad[1] else None
+    return of_x, of_weight
+
+
+def _convolve(x: Tensor, weight: Tensor, *, mirrored: bool, added: Tensor | None = None) -> Tensor:
     rows, columns = (0, 1) if mirrored else (1, 0)  # of the matrix that a tap's weights are here
     count, channels, height, width = x.shape
     outputs = weight.size(columns)
@@ -60,9 +86,9 @@ def _convolve(x: Tensor, weight: Tensor, *, mirrored: bool) -> Tensor:
     positions = count * height * width
     with torch.cuda.device_of(x):  # Triton launches on the current device
         _convolve_kernel[(triton.cdiv(positions, tile.positions),)](
-            x, weight, y, positions, H=height, W=width, C=channels, O=outputs,
+            x, weight, y if added is None else added, y, positions, H=height, W=width, C=channels, O=outputs,
             ROW=weight.stride(rows), COLUMN=weight.stride(columns), DOWN=weight.stride(2), ALONG=weight.stride(3),
-            MIRRORED=mirrored, TAPS=tile.taps, DEPTH=tiles.power_of_two(tile.taps * channels),
+            MIRRORED=mirrored, ADDED=added is not None, TAPS=tile.taps, DEPTH=tiles.power_of_two(tile.taps * channels),
             BLOCK_P=tile.positions, BLOCK_O=tiles.power_of_two(outputs), PRECISION=_precision(x),
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -153,6 +179,7 @@ def _places(
 def _convolve_kernel(
     x,
     weight,
+    added,
     y,
     count,
     H: tl.constexpr,
@@ -164,6 +191,7 @@ def _convolve_kernel(
     DOWN: tl.constexpr,
     ALONG: tl.constexpr,
     MIRRORED: tl.constexpr,
+    ADDED: tl.constexpr,
     TAPS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -188,7 +216,11 @@ def _convolve_kernel(
         total = tl.dot(b, v, total, input_precision=PRECISION)
         total = tl.dot(c, w, total, input_precision=PRECISION)
     o = tl.arange(0, BLOCK_O)
-    tl.store(y + p[:, None] * O + o[None, :], total.to(kind), mask=(p < count)[:, None] & (o < O)[None, :])
+    at = p[:, None] * O + o[None, :]
+    inside = (p < count)[:, None] & (o < O)[None, :]
+    if ADDED:
+        total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(kind), mask=inside)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["KERNELS", "convolve", "normalise"]
+__all__ = ["KERNELS", "convolve", "convolve_beside", "normalise"]
 
 KERNELS = ("torch", "fused")
 """By the names that configs use."""
@@ -33,19 +33,35 @@ def convolve(convolution: nn.Module, x: Tensor, fused: bool = True) -> Tensor:
     >>> convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8)).shape
     torch.Size([2, 32, 8, 8])
     """
-    if not (fused and isinstance(convolution, nn.Conv2d) and _available(convolution, nn.Conv2d, x)):
-        return _called(convolution, x)
-    weight, kind = convolution.weight, _precision(x)
-    shape = convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation
-    plain = convolution.groups == 1 and convolution.bias is None and convolution.padding_mode == "zeros"
-    if shape != ((3, 3), (1, 1), (1, 1), (1, 1)) or not plain or not _narrow(weight.size(0)):
-        return _called(convolution, x)
-    if weight.dtype not in (kind, torch.float32) or (weight.dtype != kind and not _casts(x)) or not _dense(weight):
+    if not (fused and _convolves(convolution, x)):
         return _called(convolution, x)
     from .convolution import Convolution
 
-    y: Tensor = Convolution.apply(_arranged(x.to(kind)), weight)  # type: ignore[no-untyped-call]
+    y: Tensor = Convolution.apply(_arranged(x.to(_precision(x))), convolution.weight)  # type: ignore[no-untyped-call]
     return y
+
+
+def convolve_beside(convolution: nn.Module, x: Tensor, past: Tensor, fused: bool = True) -> tuple[Tensor, Tensor]:
+    """``convolution(x)``, and what goes past it: where that is x, a kernel adds up the gradients of both.
+
+    Args:
+        convolution: as for `convolve`.
+        x: (N, C, H, W).
+        past: what goes past.
+        fused: as for `convolve`.
+
+    >>> x = torch.rand(2, 16, 8, 8)
+    >>> y, past = convolve_beside(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
+    >>> y.shape, past is x
+    (torch.Size([2, 32, 8, 8]), True)
+    """
+    one = x is past and x.dtype == _precision(x) and x.is_contiguous(memory_format=torch.channels_last)
+    if not (fused and one and _convolves(convolution, x)):
+        return convolve(convolution, x, fused), past
+    from .convolution import Fork
+
+    both: tuple[Tensor, Tensor] = Fork.apply(x, convolution.weight)  # type: ignore[no-untyped-call]
+    return both
 
 
 def normalise(
@@ -90,6 +106,19 @@ def _normalised(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: 
         _arranged(x), added, norm.weight, norm.bias, running, norm.eps, relu
     )
     return y
+
+
+def _convolves(convolution: nn.Module, x: Tensor) -> bool:
+    """Whether there is a kernel for this."""
+    if not isinstance(convolution, nn.Conv2d) or not _available(convolution, nn.Conv2d, x):
+        return False
+    shape = convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation
+    plain = convolution.groups == 1 and convolution.bias is None and convolution.padding_mode == "zeros"
+    if shape != ((3, 3), (1, 1), (1, 1), (1, 1)) or not plain or not _narrow(convolution.out_channels):
+        return False
+    weight = convolution.weight
+    rounded = torch.float32 if _casts(x) else x.dtype  # autocast rounds fp32, and without it nobody does
+    return weight.dtype == rounded and _dense(weight) and convolution.in_channels == x.size(1)
 
 
 def _called(module: nn.Module, x: Tensor) -> Tensor:
