@@ -8,6 +8,7 @@ from tests.test_training import config, make
 
 from rotationout.experiments import processes
 from rotationout.experiments.classification import Classification, build_network
+from rotationout.experiments.narrow import layers
 from rotationout.experiments.networks import ResNet
 from rotationout.recipes.cifar100 import wrn28_10
 
@@ -44,6 +45,16 @@ def test_modules_and_initial_weights_are_torchs() -> None:
     for (name, value), (other, expected) in zip(fused.state_dict().items(), plain.state_dict().items(), strict=True):
         assert name == other
         assert torch.equal(value, expected)
+
+
+def test_compiled_blocks_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one graph, also where there would be kernels."""
+    monkeypatch.setattr(layers, "_on_gpu", lambda x: True)
+    block = ResNet(1, fused=True).stages[0]
+    plain = ResNet(1).stages[0]
+    plain.load_state_dict(block.state_dict())
+    x = torch.randn(2, 16, 4, 4)
+    assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(x), plain(x))
 
 
 def test_what_has_no_such_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ with hooks, and where torch.compile looks on, the module itself is called.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,8 +57,7 @@ def convolve_beside(convolution: nn.Module, x: Tensor, past: Tensor, fused: bool
     >>> y.shape, past is x
     (torch.Size([2, 32, 8, 8]), True)
     """
-    one = x is past and x.dtype == _precision(x) and x.is_contiguous(memory_format=torch.channels_last)
-    if not (fused and one and _convolves(convolution, x)):
+    if not (fused and x is past and _convolves(convolution, x) and _ready(x)):
         return convolve(convolution, x, fused), past
     from .convolution import Fork
 
@@ -79,31 +80,16 @@ def normalise(
     >>> normalise(nn.BatchNorm2d(16), torch.rand(2, 16, 8, 8), torch.ones(2, 16, 8, 8)).shape
     torch.Size([2, 16, 8, 8])
     """
-    alike = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
-    if (
-        fused
-        and alike
-        and isinstance(norm, nn.BatchNorm2d)
-        and _available(norm, nn.BatchNorm2d, x)
-        and _learns(norm, x)
-    ):
-        return _normalised(norm, x, residual, relu)
-    y = _called(norm, x)
-    y = y if residual is None else residual + y
-    return F.relu(y) if relu else y
-
-
-def _normalised(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    if not (fused and _normalises(norm, x, residual)):
+        plain = _called(norm, x) if residual is None else residual + _called(norm, x)
+        return F.relu(plain) if relu else plain
     from .batchnorm import Normalisation, Running
 
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
-    running = Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
+    layer: Any = norm  # with all that it may lack
+    running = Running(layer.running_mean, layer.running_var, layer.num_batches_tracked, layer.momentum)
     added = None if residual is None else _arranged(residual)
     y: Tensor = Normalisation.apply(  # type: ignore[no-untyped-call]
-        _arranged(x), added, norm.weight, norm.bias, running, norm.eps, relu
+        _arranged(x), added, layer.weight, layer.bias, running, layer.eps, relu
     )
     return y
 
@@ -121,6 +107,17 @@ def _convolves(convolution: nn.Module, x: Tensor) -> bool:
     return weight.dtype == rounded and _dense(weight) and convolution.in_channels == x.size(1)
 
 
+def _normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+    """Whether there are kernels for this: the layer takes a batch's statistics, and keeps a moving average of them."""
+    if not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x) or not norm.training:
+        return False
+    kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
+    if not kept or not norm.affine or norm.weight.dtype != torch.float32 or norm.num_features != x.size(1):
+        return False
+    alike = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    return alike and x.numel() > x.size(1)  # of a single value torch says what is wrong
+
+
 def _called(module: nn.Module, x: Tensor) -> Tensor:
     y: Tensor = module(x)
     return y
@@ -128,8 +125,10 @@ def _called(module: nn.Module, x: Tensor) -> Tensor:
 
 def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
     """Whether there are kernels for such maps here, and nobody watches the module."""
+    if torch.compiler.is_compiling():
+        return False
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    if type(module) is not kind or any(hooks) or _has_any_global_hook() or torch.compiler.is_compiling():
+    if type(module) is not kind or any(hooks) or _has_any_global_hook():
         return False
     return _on_gpu(x) and x.ndim == 4 and _narrow(x.size(1)) and x.dtype in PRECISIONS and _counted(x)
 
@@ -147,13 +146,6 @@ def _counted(x: Tensor) -> bool:
     return 0 < x.numel() // x.size(1) * MOST < LARGEST
 
 
-def _learns(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """Whether the layer takes the statistics of this batch, and keeps them in a moving average; as a rule it does."""
-    kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
-    affine = norm.affine and norm.weight.dtype == torch.float32
-    return norm.training and kept and affine and norm.num_features == x.size(1) and x.numel() > x.size(1)
-
-
 def _casts(x: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type)
 
@@ -161,6 +153,11 @@ def _casts(x: Tensor) -> bool:
 def _precision(x: Tensor) -> torch.dtype:
     """That of a convolution, by autocast if it is on."""
     return torch.get_autocast_dtype(x.device.type) if _casts(x) else x.dtype
+
+
+def _ready(x: Tensor) -> bool:
+    """Whether a convolution takes x as it is."""
+    return x.dtype == _precision(x) and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _dense(weight: Tensor) -> bool:
