@@ -55,9 +55,9 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(128, 3, 4), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
+CONVOLVED = {16: Tile(128, 3, 8), 32: Tile(128, 1, 8), 64: Tile(64, 1, 8)}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
-WEIGHED = {16: Tile(128, 3, 4, 1, 264), 32: Tile(128, 3, 8, 1, 64), 64: Tile(128, 1, 8, 1, 66)}
+WEIGHED = {16: Tile(128, 3, 8, 1, 264), 32: Tile(128, 3, 8, 1, 88), 64: Tile(128, 1, 8, 1, 66)}
 """Of the gradient of its weight, likewise."""
 ADDED = 32, 64
 """Parts and elements that are added up at once where such gradients are finished."""
