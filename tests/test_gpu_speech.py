@@ -123,33 +123,6 @@ def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], t
         torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=tolerance)
 
 
-def test_padded_inputs_change_nothing_in_fp16() -> None:
-    """With weight drop: draws are the same after the same seed."""
-    choices = [{"padded": padded, "weight_drop": 0.2} for padded in (False, True)]
-    plain, wide = alike(*choices, hidden=256)
-    close(in_fp16(wide), in_fp16(plain), 1e-2)
-
-
-def kernels(network: Listener, frames: int) -> int:
-    """How many a call runs."""
-    in_fp16(network, frames)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        in_fp16(network, frames)
-        torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-
-
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_properties(0).multi_processor_count < 98,
-    reason="torch lets cuDNN run persistent kernels on large GPUs only",
-)
-def test_padded_layers_are_run_by_persistent_kernels() -> None:
-    """The number of kernels then does not grow with the frames."""
-    plain, wide = alike({"padded": False}, {"padded": True}, hidden=512)
-    assert kernels(wide, 512) < kernels(wide, 128) + 128
-    assert kernels(plain, 512) > kernels(plain, 128) + 2 * 384, "a first layer of 40 inputs is run frame by frame"
-
-
 def test_frame_by_frame_is_what_cudnn_computes() -> None:
     cudnn, stepped = alike({"stepped": False}, {"stepped": True})
     close(in_fp16(stepped), in_fp16(cudnn), 1e-2)
