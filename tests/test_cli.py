@@ -210,7 +210,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ("line", "offered"),
     [
         ("rotationout tr", {"train"}),
-        ("rotationout train cifar100_resnet110_s", {"cifar100_resnet110_shift"}),
+        ("rotationout train cifar100_resnet110_sh", {"cifar100_resnet110_shift"}),
         ("rotationout rows an4_", {"an4_strength"}),
         ("rotationout sweep an4 --row rotation,", {r"rotation,\ variational\ weight\ drop\ keep\ 0.9"}),
         ("rotationout sweep bccd --row dropo", {r"dropout\ keep\ 0.9"}),

@@ -17,9 +17,10 @@ from rotationout.experiments import cifar, networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification, ClassificationConfig, build_network
 from rotationout.experiments.run import Run
-from rotationout.recipes.cifar100 import TABLES
+from rotationout.recipes import cifar100, search
 
 TABLE = "cifar100_resnet110_authors"
+TABLES = {**cifar100.TABLES, **search.TABLES}
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> No
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        expected = {"protocol": 12, "shift": 6, "ghost": 9}.get(name.rpartition("_")[2], 28)
+        expected = {"protocol": 12, "shift": 6, "ghost": 9, "search": 13, "strong": 3}.get(name.rpartition("_")[2], 28)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:
@@ -115,7 +116,11 @@ def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list
 def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
     data = make(images(8), images(4, seed=1))
     small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0, "studies": ()}
-    rows = [row.replace(**small, ramp=min(row.ramp, 1), ghost_batch=min(row.ghost_batch, 2)) for row in TABLES[table]()]
+    least = {"ramp": 1, "fade_out": 1, "ghost_batch": 2}
+    rows = [
+        row.replace(**small, **{name: min(getattr(row, name), most) for name, most in least.items()})
+        for row in TABLES[table]()
+    ]
     assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "kept", together=3) == []
     records = results.read_records(tmp_path, table)
     assert {record["row"] for record in records} == {row.row for row in rows}
