@@ -9,6 +9,8 @@ import importlib.util
 import pytest
 import torch
 
+pytest.register_assert_rewrite("tests.training_runs")  # its assertions say as much as those of tests
+
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/rotationout/kernels/triton/*"]
 
 

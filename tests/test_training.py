@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.test_cifar import images, write_cifar
 from tests.test_cli import said
+from tests.training_runs import assert_resumes, finish
 
 import rotationout as ro
 from rotationout import cli
@@ -130,25 +131,7 @@ def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
 def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     """Stopped inside an epoch, at its end, on the ramp and after it, around a milestone."""
     new = make(images(64), images(20, seed=1))
-    whole = new(config())
-    while not whole.finished:
-        whole.advance()
-    first = new(config())
-    for _ in range(stop):
-        first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, config(), first.state(), {"seconds": 1.5})
-    second = new(config())
-    state, history = results.load_checkpoint(path, config())
-    second.restore(state)
-    assert history == {"seconds": 1.5}
-    while not second.finished:
-        torch.rand(7)  # what others draw does not matter
-        second.advance()
-    assert second.curves == whole.curves
-    assert second.losses == whole.losses
-    for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_resumes(lambda: new(config()), stop, tmp_path)
 
 
 @pytest.mark.usefixtures("_small")
@@ -157,8 +140,7 @@ def test_a_run_learns() -> None:
     labels = torch.arange(64) % 2
     data = Images((labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), labels)
     run = make(data, data)(config(steps=24, milestones=(), precision="bf16"))
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert run.losses[0] > 1.5
     assert run.losses[-1] < 0.3
     assert run.result["best_top1"] == 100
