@@ -349,8 +349,8 @@ def test_the_command_runs_a_row_and_says_what_is_wrong(
     for wrong, message in (
         (["train", "cifar100_resnet11_authors", *common], "did you mean 'cifar100_resnet110_authors'?"),
         (["train", TABLE, "--row", "dropout 0.9", *common], "did you mean 'dropout keep 0.9'?"),
-        (["train", TABLE, "--steps", "many", *common], "'--steps': must be int, for instance 100, got 'many'"),
-        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be dict"),
+        (["train", TABLE, "--steps", "many", *common], "'--steps': must be INT, for instance 100, got 'many'"),
+        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be JSON"),
     ):
         assert cli.main(wrong) == 2
         assert message in said(capsys)

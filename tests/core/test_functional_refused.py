@@ -10,6 +10,7 @@ import rotationout as ro
 from rotationout.functional import rotate, rotation_out
 
 X = torch.randn(4, 6)
+NESTED = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
 FITTING = ro.sample_rotation((4, 6), 0.2)
 
 
@@ -22,6 +23,14 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
             r"16 to 64 bits.*got torch.int64.*x.float\(\)",
         ),
         (lambda: rotation_out(X.to(torch.complex64), 0.5), TypeError, "got torch.complex64"),
+        (lambda: rotation_out(X.to_sparse(), 0.5), TypeError, r"a dense tensor, got torch.sparse_coo.*x.to_dense\(\)"),
+        (lambda: rotation_out(NESTED, 0.5), TypeError, r"got a nested one; pad it, x.to_padded_tensor"),
+        (
+            lambda: rotation_out(X, 0.5, mask=torch.ones(4).bool().to("meta")),
+            ValueError,
+            "mask is on meta and x on cpu",
+        ),
+        (lambda: rotation_out(X, 0.5, generator=3), TypeError, r"generator must be a torch.Generator, .*got int 3"),
         (lambda: rotation_out(X.to(torch.float8_e4m3fn), 0.5), TypeError, "got torch.float8"),
         (lambda: rotation_out(X, 0.5, center=False), ValueError, "center must be one of 'batch', got False"),
         (lambda: rotation_out(X, 0.5, center=torch.zeros(1)), ValueError, r"center must have shape \(6,\)"),

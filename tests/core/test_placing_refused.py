@@ -94,6 +94,11 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (lambda: ro.insert(Network(), VECTORS, before="stem", where="stem"), TypeError, r"where must be a function"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", within=[nn.Linear]), TypeError, r"within must be names"),
         (lambda: ro.insert(Network(), 0.5, before=nn.Linear), TypeError, r"noise must be a module"),
+        (
+            lambda: ro.insert(Network(), ro.RotationOut, before=nn.Linear),
+            TypeError,
+            r"got the class RotationOut; make one, e\.g\. RotationOut\(0\.2\)",
+        ),
         (lambda: ro.insert(Network(), nn.PReLU(), before=nn.Linear), TypeError, r"no parameters of its own, got PReLU"),
         (lambda: ro.insert(Network(), ro.nn.ShakeShake(), before=nn.Linear), TypeError, r"must take one tensor"),
         (lambda: ro.insert("resnet", VECTORS, before=nn.Linear), TypeError, r"must be a torch.nn.Module, got str"),
