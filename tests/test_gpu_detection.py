@@ -1,6 +1,5 @@
 """On a GPU: detection runs captured in a graph do what is done without it, every row goes on, side by side or not."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ pytest.importorskip("torchvision")
 
 from tests.detection_album import write_album
 from tests.test_detection_training import config
+from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a fixture
 from tests.training_runs import assert_beside_as_alone, assert_captured_as_plain, assert_goes_on_captured
 
 from rotationout.experiments import results, streamed, sweep
@@ -38,14 +38,6 @@ SMALL: dict[str, Any] = {
 }
 # On a last map of 2 × 2 places GroupNorm has eight values; of two it would leave but the sign, which is chance.
 SMALL |= {"backbone_options": {"layers": [1, 1, 1, 1], "width": 64}, "crop": 256, "scales": (224, 320)}
-
-
-@pytest.fixture(autouse=True)
-def _as_exact_as_can_be(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Algorithms that do not change, in full fp32; and images are read in this process."""
-    monkeypatch.setattr(streamed, "workers", lambda: 0)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
 
 
 @pytest.fixture(scope="module")

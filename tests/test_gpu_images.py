@@ -1,6 +1,5 @@
 """On a GPU: crops, and runs of Table 2 captured in CUDA graphs, from images that are held and from a disk."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ pytest.importorskip("torchvision")
 
 from tests.test_images_data import data_set, spoil
 from tests.test_images_training import ROWS, SMALL, TINY
+from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a fixture
 from tests.training_runs import assert_beside_as_alone, assert_captured_as_plain, assert_goes_on_captured, finish
 
 from rotationout import cli
@@ -28,14 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 GPU = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _as_exact_as_can_be(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Algorithms that do not change, in full fp32; and images are read in this process."""
-    monkeypatch.setattr(streamed, "workers", lambda: 0)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
 
 
 @pytest.fixture(scope="module")

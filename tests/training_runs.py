@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rotationout.experiments import results
+from rotationout.experiments import results, streamed
 from rotationout.experiments.run import Run
 
 
@@ -18,6 +18,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _as_exact_as_can_be(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On a GPU, where it is imported: algorithms that do not change, in full fp32; images are read in this process."""
+    monkeypatch.setattr(streamed, "workers", lambda: 0)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
 
 
 def finish(*runs: Run) -> None:

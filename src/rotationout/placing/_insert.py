@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..nn import NoisyGRU, NoisyLSTM, ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
@@ -221,6 +222,11 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
     _check_made(noise)
     made = noise if isinstance(noise, nn.Module) else noise(name, module) if callable(noise) else noise
     own = _copy(made, name, module)
+    if isinstance(model, DistributedDataParallel) and getattr(own, "running_mean", None) is not None:
+        raise ValueError(
+            f"the running mean of {type(own).__name__} at {name!r} would be unknown to DistributedDataParallel, which "
+            "keeps those of all processes alike: insert first, then wrap"
+        )
     axis = _axis(own, name, module, side, dim)
     tensor = next((t for part in (module, model) for t in (*part.parameters(), *part.buffers())), torch.empty(0))
     own.to(tensor.device).train(module.training)
