@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_speech import _one_thread as _one_thread  # a fixture
 from tests.test_speech_training import config, corpus
+from tests.training_runs import _one_thread as _one_thread  # a fixture
+from tests.training_runs import finish
 
 from rotationout import noise
 from rotationout.experiments import graphs
@@ -74,8 +75,7 @@ def test_a_run_frame_by_frame_is_the_same_run() -> None:
     assert not any(run.network.stepped for run in runs)  # on a CPU torch's own are faster
     runs[1].network.stepped = True
     for run in runs:
-        while not run.finished:
-            run.advance()
+        finish(run)
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
     with pytest.raises(ValueError, match="lstm must be one of 'cudnn', 'stepped'"):
         config("rotation", lstm="cuda")

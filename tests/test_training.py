@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.test_cifar import images, write_cifar
 from tests.test_cli import said
+from tests.training_runs import assert_resumes, finish
 
 import rotationout as ro
 from rotationout import cli
@@ -135,35 +136,16 @@ def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
 def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     """Stopped inside an epoch, at its end, on the ramp and after it, around a milestone."""
     new = make(images(64), images(20, seed=1))
-    whole = new(config())
-    while not whole.finished:
-        whole.advance()
-    first = new(config())
-    for _ in range(stop):
-        first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, config(), first.state(), {"seconds": 1.5})
-    second = new(config())
-    state, history = results.load_checkpoint(path, config())
-    second.restore(state)
-    assert history == {"seconds": 1.5}
-    while not second.finished:
-        torch.rand(7)  # what others draw does not matter
-        second.advance()
-    assert second.curves == whole.curves
-    assert second.losses == whole.losses
-    for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_resumes(lambda: new(config()), stop, tmp_path)
 
 
 @pytest.mark.usefixtures("_small")
 def test_a_run_learns() -> None:
     """Two classes, dark and bright images, in bf16."""
-    labels = torch.arange(64) % 2
+    labels = torch.arange(32) % 2
     data = Images((labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), labels)
-    run = make(data, data)(config(steps=24, milestones=(), precision="bf16"))
-    while not run.finished:
-        run.advance()
+    run = make(data, data)(config(steps=16, batch=8, milestones=(), precision="bf16"))
+    finish(run)
     assert run.losses[0] > 1.5
     assert run.losses[-1] < 0.3
     assert run.result["best_top1"] == 100
@@ -372,8 +354,8 @@ def test_the_command_runs_a_row_and_says_what_is_wrong(
     for wrong, message in (
         (["train", "cifar100_resnet11_authors", *common], "did you mean 'cifar100_resnet110_authors'?"),
         (["train", TABLE, "--row", "dropout 0.9", *common], "did you mean 'dropout keep 0.9'?"),
-        (["train", TABLE, "--steps", "many", *common], "'--steps': must be int, for instance 100, got 'many'"),
-        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be dict"),
+        (["train", TABLE, "--steps", "many", *common], "'--steps': must be INT, for instance 100, got 'many'"),
+        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be JSON"),
     ):
         assert cli.main(wrong) == 2
         assert message in said(capsys)

@@ -36,9 +36,9 @@ class SpeechConfig(Config):
 
     Args:
         hidden: units of each direction of a layer.
-        layers: how many.
+        layers: how many LSTM layers, each in both directions.
         weight_drop: drop probability of the recurrent weights.
-        variational: drop rows of them instead of single ones.
+        variational: drop whole rows of the recurrent weights instead of single ones.
         alphabet: what transcripts are written in.
         train_split: the split to learn from.
         test_split: the split to test on.
