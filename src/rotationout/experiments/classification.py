@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import noise as make_noise
-from ..strength import check_choice
+from ..strength import check_choice, check_rate
 from . import cifar, processes
 from .cifar import Images
 from .classifier import Classifier, ClassifierConfig
@@ -40,6 +40,7 @@ class ClassificationConfig(ClassifierConfig):
         stages: the stages that have the noise.
         norm: what normalises in the place of BatchNorm.
         ghost_batch: how many examples of a batch are normalised together, 0 for all.
+        dropout: drop probability of an element-wise Dropout after the noise, in every place that has one.
         held_out: train without this many of the training images, and test on them instead of the test set.
         kernels: ``fused`` is for ResNets on a GPU, whose few channels libraries are slow with: convolutions, and
             BatchNorm with the sum and the ReLU behind it, are kernels of `rotationout.experiments.narrow` then. Results
@@ -51,6 +52,7 @@ class ClassificationConfig(ClassifierConfig):
     stages: tuple[int, ...] = (3,)
     norm: str = "batch"
     ghost_batch: int = 0
+    dropout: float = 0.0
     milestones: tuple[int, ...] = (32_000, 48_000)
     held_out: int = 0
     kernels: str = "torch"
@@ -61,6 +63,7 @@ class ClassificationConfig(ClassifierConfig):
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
         check_choice("kernels", self.kernels, KERNELS)
+        check_rate(self.dropout)
         self._check_least(0, "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
@@ -97,7 +100,8 @@ def build_network(config: ClassificationConfig) -> nn.Module:
     """The network of a config, with its noise in place; initial weights by torch's default generator."""
 
     def noise(channels: int) -> nn.Module:
-        return make_noise(config.noise, config.p, **config.options_at(channels))
+        made = make_noise(config.noise, config.p, **config.options_at(channels))
+        return nn.Sequential(made, nn.Dropout(config.dropout)) if config.dropout else made
 
     options = {**config.network_options, "fused": True} if config.kernels == "fused" else config.network_options
     network = NETWORKS[config.network](noise=noise, stages=config.stages, **options)
