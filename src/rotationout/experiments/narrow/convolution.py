@@ -200,9 +200,13 @@ def _convolve_kernel(
 ):
     """Some positions of y, all channels. Three steps are loaded before any is multiplied: their latencies overlap."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    total = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
+    # A sum for each step of a group: products that are added to one another Triton shares out by rows alone, and of 64
+    # rows two groups of four warps would both compute all. In a loop, not unrolled, for the same reason.
+    first = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
+    second = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
+    third = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     kind = x.dtype.element_ty
-    for group in tl.static_range(3 // TAPS):
+    for group in range(3 // TAPS):
         a = _seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
         b = _seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
         c = _seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
@@ -212,9 +216,10 @@ def _convolve_kernel(
         v = tl.load(weight + at, mask=known, other=0.0).to(kind)
         at, known = _places(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
         w = tl.load(weight + at, mask=known, other=0.0).to(kind)
-        total = tl.dot(a, u, total, input_precision=PRECISION)
-        total = tl.dot(b, v, total, input_precision=PRECISION)
-        total = tl.dot(c, w, total, input_precision=PRECISION)
+        first = tl.dot(a, u, first, input_precision=PRECISION)
+        second = tl.dot(b, v, second, input_precision=PRECISION)
+        third = tl.dot(c, w, third, input_precision=PRECISION)
+    total = first + second + third
     o = tl.arange(0, BLOCK_O)
     at = p[:, None] * O + o[None, :]
     inside = (p < count)[:, None] & (o < O)[None, :]
