@@ -277,6 +277,47 @@ def test_gradients_meet_at_a_fork(followed: str, small_tiles: None) -> None:
         assert error(weight.grad, exact_weight.grad) < 5e-6
 
 
+@pytest.mark.parametrize("lies", ["expanded", "contiguous"])
+def test_gradients_may_lie_otherwise(lies: str) -> None:
+    """As a mean over positions gives them, or a layer that is not in channels_last."""
+    given, other = (
+        (torch.randn(3, 32, 1, 1), torch.randn(3, 32, 1, 1)) if lies == "expanded" else torch.randn(2, 3, 32, 5, 7)
+    )
+    given, other = (g.to(DEVICE).expand(3, 32, 5, 7) for g in (given, other))
+    x, weight = leaves(maps(3, 32, 5, 7), weights(32, 32))
+    exact_x, exact_weight = leaves(x, weight, dtype=torch.float64)
+    torch.autograd.backward(Fork.apply(x, weight), (given, other))
+    torch.autograd.backward((F.conv2d(exact_x, exact_weight, padding=1), exact_x), (given.double(), other.double()))
+    assert error(x.grad, exact_x.grad) < 5e-6
+    assert error(weight.grad, exact_weight.grad) < 5e-6
+    norm = layer(32)
+    theirs = copy.deepcopy(norm).double()
+    x, residual = leaves(maps(3, 32, 5, 7), maps(3, 32, 5, 7))
+    found = all_of(fused, norm, x, residual, True, given)
+    expected = all_of(normalised, theirs, *leaves(x, residual, dtype=torch.float64), True, given.double())
+    for name in ("x", "residual", "weight", "bias"):
+        assert error(found[name], expected[name]) < 1e-5, name
+
+
+def test_only_what_is_asked_for_is_differentiated() -> None:
+    """Maps that come from no parameter, weights that are frozen; and a second time, if the graph is kept."""
+    x, weight = maps(2, 16, 4, 4), weights(16, 16)
+    given = maps(2, 16, 4, 4)
+    y, past = Fork.apply(x, weight.requires_grad_())
+    torch.autograd.backward((y, past), (given, given), retain_graph=True)
+    once = weight.grad.clone()
+    torch.autograd.backward((y, past), (given, given))
+    torch.testing.assert_close(weight.grad, 2 * once)
+    assert x.grad is None
+    (of_x,) = torch.autograd.grad(Convolution.apply(x.requires_grad_(), weight.detach()), x, given)
+    exact = F.conv_transpose2d(given.double(), weight.detach().double(), padding=1)
+    assert error(of_x, exact) < 5e-6
+    with torch.no_grad():
+        y, past = Fork.apply(x, weight)
+    assert not y.requires_grad
+    assert not past.requires_grad
+
+
 @pytest.mark.usefixtures("_everywhere")
 def test_what_goes_past_a_noise_is_not_what_it_gave() -> None:
     conv, x = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 16, 4, 4).requires_grad_()

@@ -62,8 +62,8 @@ class Normalisation(torch.autograd.Function):
     ) -> Tensor:
         """Two launches."""
         grid = _Grid.over(x, tiles.NORMALISED)
-        parts = x.new_empty((grid.parts, 2, grid.channels), dtype=torch.float32)
-        saved = x.new_empty((2, grid.channels), dtype=torch.float32)
+        parts = torch.empty((grid.parts, 2, grid.channels), dtype=torch.float32, device=x.device)
+        saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device)
         y = torch.empty_like(x)
         with torch.cuda.device_of(x):  # Triton launches on the current device
             _moments_kernel[(grid.parts,)](x, parts, grid.positions, STEPS=grid.steps, **grid.tile)
@@ -83,7 +83,7 @@ class Normalisation(torch.autograd.Function):
         x, y, saved, weight = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         grid = _Grid.over(x, tiles.REVERSED)
-        parts = x.new_empty((grid.parts, 2, grid.channels), dtype=torch.float32)
+        parts = torch.empty((grid.parts, 2, grid.channels), dtype=torch.float32, device=x.device)
         of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         masked = ctx.added and ctx.relu
         of_residual = torch.empty_like(x) if masked else gradient if ctx.added else None
