@@ -329,6 +329,19 @@ def test_what_goes_past_a_noise_is_not_what_it_gave() -> None:
 
 
 @pytest.mark.usefixtures("_everywhere")
+def test_what_goes_past_is_neither_cast_nor_copied() -> None:
+    conv, x = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 16, 4, 4)
+    with torch.autocast(DEVICE, HALF):
+        y, past = layers.convolve_beside(conv, x, x)
+    assert past is x
+    assert y.dtype == HALF
+    x = x.contiguous()
+    y, past = layers.convolve_beside(conv, x, x)
+    assert past is x
+    torch.testing.assert_close(y, conv(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_everywhere")
 def test_autocast_casts_maps_and_kernels_the_weights() -> None:
     conv = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE)
     x = maps(2, 16, 4, 4)
