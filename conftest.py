@@ -12,7 +12,8 @@ import torch
 
 pytest.register_assert_rewrite("tests.training_runs")  # its assertions say as much as those of tests
 
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/rotationout/kernels/triton/*"]
+KERNELS = ("kernels/triton/*", "experiments/speech/step_kernels.py")
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else [f"src/rotationout/{path}" for path in KERNELS]
 
 
 def pytest_collection_finish() -> None:
