@@ -259,6 +259,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")
+    torch.backends.cudnn.benchmark = True  # as sweeps have it: cuDNN at its best
     tried = list(options.tiles)
     if options.search:
         tried += [(kind, c, tile) for kind, table in SEARCHED.items() for c, some in table.items() for tile in some]
