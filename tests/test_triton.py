@@ -234,7 +234,7 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
 
 
 def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SUM_TILE", (128, 128))
+    monkeypatch.setattr(choose, "SUM_TILE", 128)
     for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
         monkeypatch.setattr(choose, "SUM_PARTS", (parts, parts))
         x, dim = _features(layout, torch.float32)

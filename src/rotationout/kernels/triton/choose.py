@@ -9,7 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ... import pairing
-from .lanes import lanes_kernel, lanes_sum_kernel
+from .lanes import lanes_kernel
+from .lanes_sum import lanes_sum_kernel, signs_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
@@ -31,10 +32,22 @@ GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
-SUM_TILE, SUM_WARPS = (2048, 4096), ((8, 4), (4, 4))
-"""Elements of a tile, on maps and with the features last, and warps, for a sum of features and one of turns."""
-SUM_PARTS = 2112, 1056
-"""Programs a sum is spread over, if there is enough to add up: on maps, and with the features last."""
+SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, 80
+"""Elements of a tile, warps and registers of a sum,"""
+SUM_POSITIONS, SUM_FEATURES = 128, 256
+"""of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
+the features last."""
+SUM_PARTS = 2112, 528
+"""Programs a sum is spread over, if there is enough to add up: more than run at once where a pairing belongs to an n,
+as many where rows are all alike."""
+LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (0, 96)
+"""The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
+LANES_SUM_PROGRAMS = 528, 660
+"""the programs that run at once then,"""
+LANES_SUM_PARTS = 4
+"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row."""
+SIGNS_BLOCK = 1024
+"""Words of random bits that a program makes."""
 ONCE = 2**14
 """The most elements of a channel that a program holds, and of its partner."""
 SMALL = 2**23
@@ -121,21 +134,24 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
     if turned and plan.kind != SHARED:
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
+    if (
+        layout.last and weight[0] == rows * weight[1] and not (turned and plan.pairs[0])
+    ):  # no matter which n rows are of
+        count, rows = 1, count * rows
     small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
-    tile, programs = SUM_TILE[layout.last], SUM_PARTS[layout.last]
-    block_c, block_p = _sum_blocks(layout, SMALL_TILE if small else 2 * tile if turned and layout.last else tile)
-    tiles = cdiv(features, block_c)
+    block_c, block_p = _sum_blocks(layout, rows, SMALL_TILE if small else SUM_TILE)
+    tiles, programs = cdiv(features, block_c), SUM_PARTS[layout.last and count == 1]
     per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, programs)
     if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
         per_outer = 1
     outer = cdiv(count, per_outer)
-    splits, per_split = _splits(rows, block_p, 1 if small else programs, outer * tiles)
+    splits = 1 if small else _splits(rows, block_p, programs, outer * tiles)
     piece = _piece(rows)
     program = Program(
-        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits, per_split,
+        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
         *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
         PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS[layout.last][turned],
+        num_warps=SUM_WARPS, registers=SUM_REGISTERS,
     )  # fmt: skip
     return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
@@ -144,35 +160,41 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     """The same where every row has a pairing of its own."""
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
-    tile, programs, warps = SUM_TILE[layout.last], SUM_PARTS[layout.last], SUM_WARPS[layout.last][True]
-    form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
+    lanes, odd = pairing.lanes(features), features % 2 == 1
     if plan.kind == STRUCTURED and layout.last:
-        block_g = min(next_power_of_2(features // form["LANES"]), max(1, tile // form["LANES"]))
-        block_r = max(1, min(tile // (block_g * form["LANES"]), next_power_of_2(rows)))
-        tiles = cdiv(features // form["LANES"], block_g)
-        splits, per_split = _splits(rows, block_r, programs, count * tiles)
         words = packed and features % 4 == 0
+        part = lanes if words else min(lanes, 4)
+        parts = next_power_of_2(features // part)
+        block_h = min(LANES_SUM_PARTS, max(1, parts // 8))
+        block_g = min(parts // block_h, max(1, LANES_SUM_TILE // (part * block_h)))
+        block_r = max(1, min(LANES_SUM_TILE // (block_g * block_h * part), next_power_of_2(rows)))
+        tiles = cdiv(features // part, block_g * block_h)
+        splits = _splits(rows, block_r, LANES_SUM_PROGRAMS[words], count * tiles)
         program = Program(
-            lanes_sum_kernel, count * splits * tiles, features, rows, splits, per_split, *plan.tan, *plan.pairs, scale,
-            **form, PACKED=_dtype(x) if words else None, BLOCK_R=block_r, BLOCK_G=block_g,
-            words=int(words), num_warps=warps,
+            lanes_sum_kernel, count * splits * tiles, features, rows, splits, *plan.tan, *plan.pairs, scale,
+            LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, PART=part,
+            BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
+            words=int(words), num_warps=LANES_SUM_WARPS, registers=LANES_SUM_REGISTERS[words],
         )  # fmt: skip
-    else:
-        block_c, block_p = _sum_blocks(layout, tile)
-        tiles = cdiv(features, block_c)
-        splits, per_split = _splits(rows, block_p, programs, count * tiles)
-        program = Program(
-            gather_sum_kernel, count * splits * tiles, features, rows, splits, per_split,
-            *layout.strides, *plan.tan, *plan.pairs, scale,
-            **form, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
-        )  # fmt: skip
+        draws = (count - 1) * plan.pairs[0] + (rows - 1) * plan.pairs[1] + 1
+        sign_words = draws * cdiv(features // 2, 64)
+        signs = Program(signs_kernel, cdiv(sign_words, SIGNS_BLOCK), sign_words, BLOCK=SIGNS_BLOCK)
+        return Sums(count * splits, program, _finish(features, count * splits), signs, sign_words)
+    block_c, block_p = _sum_blocks(layout, rows, SUM_TILE)
+    tiles = cdiv(features, block_c)
+    splits = _splits(rows, block_p, SUM_PARTS[False], count * tiles)
+    program = Program(
+        gather_sum_kernel, count * splits * tiles, features, rows, splits, *layout.strides, *plan.tan, *plan.pairs,
+        scale, LANES=lanes, ODD=odd, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p,
+        num_warps=SUM_WARPS,
+    )  # fmt: skip
     return Sums(count * splits, program, _finish(features, count * splits))
 
 
 def _finish(features: int, parts: int) -> Program | None:
     if parts == 1:
         return None
-    block_c = min(16, next_power_of_2(features))
+    block_c = min(8, next_power_of_2(features))
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
@@ -214,16 +236,16 @@ def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int]:
     return block_c, block_p, block_c
 
 
-def _splits(rows: int, block: int, programs: int, others: int) -> tuple[int, int]:
-    """Into how many parts the rows are split, and how many rows each has, a multiple of the block."""
-    splits = max(1, min(programs // others, cdiv(rows, 4 * block)))
-    per_split = cdiv(cdiv(rows, splits), block) * block
-    return cdiv(rows, per_split), per_split
+def _splits(rows: int, block: int, programs: int, others: int) -> int:
+    """Into how many parts the rows are split: a part has two tiles at least."""
+    return max(1, min(programs // others, cdiv(rows, 2 * block)))
 
 
-def _sum_blocks(layout: Layout, tile: int) -> tuple[int, int]:
+def _sum_blocks(layout: Layout, rows: int, tile: int) -> tuple[int, int]:
+    """Features and rows of a tile."""
     if layout.last:
-        block_c = min(256, next_power_of_2(layout.features))
-        return block_c, max(1, min(tile // block_c, next_power_of_2(layout.rows)))
-    block_p = min(512 if tile > SMALL_TILE else SMALL_TILE, next_power_of_2(layout.rows))
+        block_c = _even_block(layout.features, SUM_FEATURES)
+        return block_c, max(1, min(tile // block_c, next_power_of_2(rows)))
+    few = cdiv(tile, next_power_of_2(layout.features))
+    block_p = min(max(few, SUM_POSITIONS if tile > SMALL_TILE else SMALL_TILE), next_power_of_2(rows))
     return max(1, min(tile // block_p, next_power_of_2(layout.features))), block_p

@@ -262,7 +262,6 @@ def gather_sum_kernel(
     features,
     rows,
     splits,
-    per_split,
     x_n,
     x_c,
     x_p,
@@ -278,22 +277,22 @@ def gather_sum_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """The sum over rows of tan θ · A x, times ``scale``, a partial one for every n and split of the rows."""
+    """The sum over rows of tan θ · A x, times ``scale``, a partial one for every n and split of the rows.
+
+    Programs take turns, each a tile of rows.
+    """
     program = tl.program_id(0)
     tiles = tl.cdiv(features, BLOCK_C)
     part = (program // tiles).to(tl.int64)
     n = part // splits
-    begin = (part % splits).to(tl.int32) * per_split
+    split = (part % splits).to(tl.int32)
     feature = (program % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = feature[None, :] if LAST else feature[:, None]
     total = tl.zeros((BLOCK_P, BLOCK_C) if LAST else (BLOCK_C, BLOCK_P), tl.float32)
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
-    for offset in range(0, per_split, BLOCK_P):
-        local = offset + tl.arange(0, BLOCK_P)
-        p = begin + local
-        valid = (local < per_split) & (p < rows)
+    for tile in range(split, tl.cdiv(rows, BLOCK_P), splits):
+        p = tile * BLOCK_P + tl.arange(0, BLOCK_P)
         p = p[:, None] if LAST else p[None, :]
-        valid = valid[:, None] if LAST else valid[None, :]
         total += gather_turn(
             x,
             tan,
@@ -304,7 +303,7 @@ def gather_sum_kernel(
             c,
             p,
             features,
-            valid & (c < features),
+            (p < rows) & (c < features),
             x_n,
             x_c,
             x_p,
