@@ -32,15 +32,17 @@ GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
-SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, 80
-"""Elements of a tile, warps and registers of a sum,"""
+BACK, READ = True, "evict_first"
+"""Features that a sum has read are turned from their end, where it was last, and what is read then is not kept."""
+SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
+"""Elements of a tile and warps of a sum, registers on maps and with the features last,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
 """of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
 the features last."""
 SUM_PARTS = 2112, 528
 """Programs a sum is spread over, if there is enough to add up: more than run at once where a pairing belongs to an n,
 as many where rows are all alike."""
-LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (0, 96)
+LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 96)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
 LANES_SUM_PROGRAMS = 528, 660
 """the programs that run at once then,"""
@@ -69,7 +71,9 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
     layout, kind = plan.layout, plan.kind
     features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
-    common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    again = parts != (0, 0)  # a sum has read x
+    common = {"BACK": BACK and again, "ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    read = READ if again else ""
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -79,7 +83,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            plan.tan[0], plan.pairs[0], *weight, **common, READ=read, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
     if kind == SHARED and layout.last and features <= ROW_FEATURES and x.element_size() == 2:
@@ -88,7 +92,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
+            **common, READ=read, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -100,7 +104,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         words = packed and features % 4 == 0 and parts == (0, 0)
         return Program(
             lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
-            **common, **form, PACKED=_dtype(x) if words else None,
+            **common, **form, READ=read, PACKED=_dtype(x) if words else None,
             BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
         )  # fmt: skip
 
@@ -151,7 +155,7 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
         sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
         *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
         PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS, registers=SUM_REGISTERS,
+        num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last],
     )  # fmt: skip
     return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
