@@ -30,8 +30,13 @@ ROW_TILE, ROW_WARPS = (512, 1024), (1, 2)
 """Words that are exchanged at once and warps, for up to 64 features and for more."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
+GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
+"""Rows of a tile, for fewer elements than SMALL and for more, its features and warps, where rows share a table: it has
+fewer entries than there are threads, so that each thread loads those of its own features."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
+LANES_REGISTERS = 80, 80, 0
+"""The most registers of a thread about a mean, 0 if there is no limit."""
 BACK, READ = True, "evict_first"
 """Features that a sum has read are turned from their end, where it was last, and what is read then is not kept."""
 SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
@@ -56,6 +61,8 @@ SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
 program that turns them to add up: a launch would take longer."""
 SMALL_TILE, FEW_PARTS = 1024, 16
+SMALL_ROWS = 2**20
+"""The same of so many elements with the features last, where every program that turns them adds up all the parts."""
 
 
 def packs(x: Tensor) -> bool:
@@ -86,7 +93,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
             plan.tan[0], plan.pairs[0], *weight, **common, READ=read, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
-    if kind == SHARED and layout.last and features <= ROW_FEATURES and x.element_size() == 2:
+    if _by_rows(plan, x):
         wide = features > 64
         block_c = next_power_of_2(features)
         block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
@@ -106,13 +113,14 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
             lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
             **common, **form, READ=read, PACKED=_dtype(x) if words else None,
             BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
+            registers=LANES_REGISTERS[size] if again else 0,
         )  # fmt: skip
 
-    block_c, block_p, span = _gather_blocks(layout, kind)
+    block_c, block_p, span, warps = _gather_blocks(layout, kind)
     return Program(
         gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
-        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind, LAST=layout.last,
-        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=GATHER_WARPS[layout.last],
+        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind,
+        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
     )  # fmt: skip
 
 
@@ -149,7 +157,8 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
     if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
         per_outer = 1
     outer = cdiv(count, per_outer)
-    splits = 1 if small else _splits(rows, block_p, programs, outer * tiles)
+    few = count == 1 and tiles == 1 and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
+    splits = 1 if small else _splits(rows, block_p, FEW_PARTS if few else programs, outer * tiles)
     piece = _piece(rows)
     program = Program(
         sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
@@ -157,7 +166,7 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
         PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
         num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last],
     )  # fmt: skip
-    return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
+    return Sums(outer * splits, program, None if small or few else _finish(features, outer * splits))
 
 
 def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
@@ -189,7 +198,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     splits = _splits(rows, block_p, SUM_PARTS[False], count * tiles)
     program = Program(
         gather_sum_kernel, count * splits * tiles, features, rows, splits, *layout.strides, *plan.tan, *plan.pairs,
-        scale, LANES=lanes, ODD=odd, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p,
+        scale, LANES=lanes, ODD=odd, KIND=plan.kind, BLOCK_C=block_c, BLOCK_P=block_p,
         num_warps=SUM_WARPS,
     )  # fmt: skip
     return Sums(count * splits, program, _finish(features, count * splits))
@@ -203,6 +212,11 @@ def _finish(features: int, parts: int) -> Program | None:
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
     )
+
+
+def _by_rows(plan: Plan, x: Tensor) -> bool:
+    layout = plan.layout
+    return plan.kind == SHARED and layout.last and layout.features <= ROW_FEATURES and x.element_size() == 2
 
 
 def _by_pairs(plan: Plan) -> bool:
@@ -227,17 +241,21 @@ def _even_block(count: int, limit: int) -> int:
     return block
 
 
-def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int]:
-    """Tile of features and rows, and how many features a program walks."""
+def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int, int]:
+    """Tile of features and rows, how many features a program walks, and its warps."""
+    features, rows = layout.features, layout.rows
+    shared_rows = GATHER_ROWS[layout.n * rows * features >= SMALL]
+    if layout.last and kind == SHARED and rows >= shared_rows:
+        return _even_block(features, GATHER_FEATURES), shared_rows, features, GATHER_ROWS_WARPS
     if layout.last:
-        block_c = min(_even_block(layout.features, GATHER_TILE), next_power_of_2(layout.features))
-        block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(layout.rows)))
-        return block_c, block_p, layout.features
-    block_p = min(next_power_of_2(layout.rows), 64 if kind != SHARED else 1024)
-    block_c = max(1, min(GATHER_TILE // block_p, next_power_of_2(layout.features)))
+        block_c = min(_even_block(features, GATHER_TILE), next_power_of_2(features))
+        block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(rows)))
+        return block_c, block_p, features, GATHER_WARPS[True]
+    block_p = min(next_power_of_2(rows), 64 if kind != SHARED else 1024)
+    block_c = max(1, min(GATHER_TILE // block_p, next_power_of_2(features)))
     if kind != SHARED:  # partners differ by position: keep all the features of these positions at hand
-        return min(block_c, 32), block_p, layout.features
-    return block_c, block_p, block_c
+        return min(block_c, 32), block_p, features, GATHER_WARPS[False]
+    return block_c, block_p, block_c, GATHER_WARPS[False]
 
 
 def _splits(rows: int, block: int, programs: int, others: int) -> int:

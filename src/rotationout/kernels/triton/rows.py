@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .lanes import high_half, low_half, pack
-from .tables import number_of_program
+from .tables import number_of_program, whole
 
 __all__ = ["rows_kernel"]
 
@@ -53,7 +53,8 @@ def rows_kernel(
 ):
     """Whole rows are read once, in order, and each feature fetches its partner's from shared memory.
 
-    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word.
+    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word. MEAN and
+    SHIFT say in how many parts the mean and the shift come, to be added up.
     """
     tiles = tl.cdiv(rows, 2 * BLOCK_R)
     program = number_of_program(BACK)
@@ -66,8 +67,8 @@ def rows_kernel(
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign
-    m = tl.load(mean + partner, mask=known, other=0.0)[None, :] if MEAN else sign
-    s = tl.load(shift + c, mask=known, other=0.0)[None, :] if SHIFT else sign
+    m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
+    s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
 
     at = (n * rows + p) * features + c[None, :]
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]

@@ -147,7 +147,7 @@ def gather_turn(
     c,
     p,
     features,
-    inside,
+    rows,
     x_n,
     x_c,
     x_p,
@@ -161,24 +161,25 @@ def gather_turn(
     MEAN: tl.constexpr,
 ):
     """The turn tan θ · A(x − m) at features c and rows p, whose shapes broadcast against each other."""
+    known = (c < features) & (p < rows)
     if KIND == STRUCTURED:
         number = n * index_n + p.to(tl.int64) * index_p
-        k = tl.load(index + number, mask=inside, other=0).to(tl.int32)
+        k = tl.load(index + number, mask=p < rows, other=0).to(tl.int32)
         signed = structured_code(k, seed, number, c, features, LANES, ODD)
     elif KIND == EACH:
-        signed = tl.load(index + n * index_n + p.to(tl.int64) * index_p + c, mask=inside, other=0).to(tl.int32)
+        signed = tl.load(index + n * index_n + p.to(tl.int64) * index_p + c, mask=known, other=0).to(tl.int32)
     else:
         signed = tl.load(index + n * index_n + c, mask=c < features, other=0).to(tl.int32)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     other = tl.load(
         x + n * x_n + partner.to(tl.int64) * x_c + p.to(tl.int64) * x_p,
-        mask=inside & (partner < features),
+        mask=known & (partner < features),
         other=0.0,
     ).to(tl.float32)
     if MEAN:
         other -= tl.load(mean + partner, mask=partner < features, other=0.0)
-    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=inside, other=0.0).to(tl.float32)
+    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
     return t * sign * other
 
 
@@ -212,25 +213,23 @@ def gather_kernel(
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
-    LAST: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
     """Any layout and any pairing: each lane loads its own element and its partner's, which a cache holds.
 
-    A program walks ``span`` features of BLOCK_P rows.
+    A program walks ``span`` features of BLOCK_P rows. Features are the first axis of a tile: where neither axis is
+    contiguous, as among partners, the compiler gives it to neighbouring threads, which then read of few rows.
     """
     program = number_of_program(BACK)
     spans = tl.cdiv(features, span)
     tiles = tl.cdiv(rows, BLOCK_P)
     begin = (program % spans) * span
     n = (program // spans // tiles).to(tl.int64)
-    p = (program // spans) % tiles * BLOCK_P + tl.arange(0, BLOCK_P)
-    p = p[:, None] if LAST else p[None, :]
+    p = ((program // spans) % tiles * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
     for offset in range(0, span, BLOCK_C):
-        c = begin + offset + tl.arange(0, BLOCK_C)
-        c = c[None, :] if LAST else c[:, None]
+        c = (begin + offset + tl.arange(0, BLOCK_C))[:, None]
         inside = (c < features) & (p < rows)
         at = n * x_n + c.to(tl.int64) * x_c + p.to(tl.int64) * x_p
         own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -244,7 +243,7 @@ def gather_kernel(
             c,
             p,
             features,
-            inside,
+            rows,
             x_n,
             x_c,
             x_p,
@@ -287,7 +286,6 @@ def gather_sum_kernel(
     KIND: tl.constexpr,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
-    LAST: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
@@ -301,12 +299,11 @@ def gather_sum_kernel(
     n = part // splits
     split = (part % splits).to(tl.int32)
     feature = (program % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
-    c = feature[None, :] if LAST else feature[:, None]
-    total = tl.zeros((BLOCK_P, BLOCK_C) if LAST else (BLOCK_C, BLOCK_P), tl.float32)
+    c = feature[:, None]
+    total = tl.zeros((BLOCK_C, BLOCK_P), tl.float32)
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
     for tile in range(split, tl.cdiv(rows, BLOCK_P), splits):
-        p = tile * BLOCK_P + tl.arange(0, BLOCK_P)
-        p = p[:, None] if LAST else p[None, :]
+        p = (tile * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
         total += gather_turn(
             x,
             tan,
@@ -317,7 +314,7 @@ def gather_sum_kernel(
             c,
             p,
             features,
-            (p < rows) & (c < features),
+            rows,
             x_n,
             x_c,
             x_p,
@@ -330,5 +327,5 @@ def gather_sum_kernel(
             ODD,
             False,
         )
-    sums = tl.sum(total, axis=0 if LAST else 1) * scale
+    sums = tl.sum(total, axis=1) * scale
     tl.store(partial + part * features + feature, sums, mask=feature < features)
