@@ -113,7 +113,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
             lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
             **common, **form, READ=read, PACKED=_dtype(x) if words else None,
             BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
-            registers=LANES_REGISTERS[size] if again else 0,
+            registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
     block_c, block_p, span, warps = _gather_blocks(layout, kind)
@@ -164,7 +164,7 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
         sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
         *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
         PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last],
+        num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last] if _few_registers(layout, x) else 0,
     )  # fmt: skip
     return Sums(outer * splits, program, None if small or few else _finish(features, outer * splits))
 
@@ -187,7 +187,8 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
             lanes_sum_kernel, count * splits * tiles, features, rows, splits, *plan.tan, *plan.pairs, scale,
             LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, PART=part,
             BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
-            words=int(words), num_warps=LANES_SUM_WARPS, registers=LANES_SUM_REGISTERS[words],
+            words=int(words), num_warps=LANES_SUM_WARPS,
+            registers=LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
         )  # fmt: skip
         draws = (count - 1) * plan.pairs[0] + (rows - 1) * plan.pairs[1] + 1
         sign_words = draws * cdiv(features // 2, 64)
@@ -231,6 +232,11 @@ def _dtype(x: Tensor) -> Any:
 def _piece(rows: int) -> int:
     """The largest power of two that divides the rows, 16 at most: elements that can be loaded together."""
     return min(16, rows & -rows)
+
+
+def _few_registers(layout: Layout, x: Tensor) -> bool:
+    """Whether a limit of registers costs programs nothing: where 16 elements of 16 bits lie together everywhere."""
+    return x.element_size() == 2 and _piece(layout.features if layout.last else layout.rows) == 16
 
 
 def _even_block(count: int, limit: int) -> int:
