@@ -70,8 +70,9 @@ IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
     "gather tiles": ({"GATHER_ROWS": (2**31, 2**31)}, [STAGE_4, STAGE_4_SMALL, WIDE]),
     "rows of 256 at most": ({"ROW_FEATURES": 512}, [STAGE_4, STAGE_4_SMALL]),
+    "rows of any registers": ({"ROW_REGISTERS": 80}, [LARGE_LAST, STAGE_3]),
 }
-"""The constants of each idea without it, and the tensors it is about."""
+"""The constants of each idea without it, and the tensors it is about. The last two put to the test what is not done."""
 
 
 def captured(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:

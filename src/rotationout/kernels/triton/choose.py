@@ -1,4 +1,8 @@
-"""Which program turns or adds up the features of a plan, and the size of its tiles: found by measurement on an H200."""
+"""Which program turns or adds up the features of a plan, and the size of its tiles.
+
+They were found by measurement on an H200; those of sums, of rows that share a table, limits of registers and the order
+of programs by what a compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
 ROW_FEATURES = 256
 """The most features of 16 bits that meet in shared memory; beyond, a cache does as well."""
-ROW_TILE, ROW_WARPS = (512, 1024), (1, 2)
-"""Words that are exchanged at once and warps, for up to 64 features and for more."""
+ROW_TILE, ROW_WARPS, ROW_REGISTERS = (512, 1024), (1, 2), 0
+"""Words that are exchanged at once and warps, for up to 64 features and for more; registers about a mean, 0: no limit."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
@@ -100,6 +104,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
             **common, READ=read, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
+            registers=ROW_REGISTERS if again else 0,
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
