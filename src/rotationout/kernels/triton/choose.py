@@ -31,7 +31,7 @@ PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 ROW_FEATURES = 256
 """The most features of 16 bits that meet in shared memory; beyond, a cache does as well."""
 ROW_TILE, ROW_WARPS, ROW_REGISTERS = (512, 1024), (1, 2), 0
-"""Words that are exchanged at once and warps, for up to 64 features and for more; registers about a mean, 0: no limit."""
+"""Words that are exchanged at once and warps, for up to 64 features and more; registers about a mean (0: no limit)."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
