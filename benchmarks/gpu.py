@@ -60,6 +60,7 @@ def noises(shape: tuple[int, ...]) -> dict[str, Noise]:
         found["permutation per example"] = layer(P, center=None)
         found["structured per example"] = layer(P, center=None, pairing="structured")
         found["block 7"] = ro.RotationOut2d(P, block_size=7)
+        found["batch mean, P per batch"] = layer(P, pairing_per="batch")
     return {name: noise.cuda() if isinstance(noise, nn.Module) else noise for name, noise in found.items()}
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rotationout.experiments.speech.padded import PaddedLSTM
 from rotationout.experiments.speech.stepped import both_ways
 from rotationout.nn import NoisyLSTM
 
@@ -51,7 +50,7 @@ def captured(
     run: Callable[[Sequence[NoisyLSTM], Sequence[Tensor]], tuple[Tensor, ...]], count: int, frames: int, inputs: int
 ) -> Captured:
     """``count`` LSTMs, forward and backward, in one graph."""
-    layers = [PaddedLSTM(inputs, HIDDEN).cuda() for _ in range(count)]
+    layers = [NoisyLSTM(inputs, HIDDEN).cuda() for _ in range(count)]
     x = [torch.randn(frames, BATCH, inputs, device="cuda", requires_grad=True) for _ in layers]
     leaves = [*x, *(parameter for layer in layers for parameter in layer.parameters())]
     for leaf in leaves:

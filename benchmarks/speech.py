@@ -1,9 +1,8 @@
 """Time of training steps of Table 4 on a GPU: ``python -m benchmarks.speech``, about a minute.
 
 Runs of speech recognition on made-up utterances of one length, several side by side in each of several processes: with
-cuDNN's LSTMs as they are, with the first layer padded, and with kernels that go frame by frame. What counts is the time
-per run and step. Several processes take turns unless NVIDIA's MPS is running (``nvidia-cuda-mps-control -d``). Written
-as JSON under benchmarks/results/.
+cuDNN's LSTMs, and with kernels that go frame by frame. What counts is the time per run and step. Several processes take
+turns unless NVIDIA's MPS is running (``nvidia-cuda-mps-control -d``). Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ from rotationout.experiments.speech.recognition import Corpus, Recognition, Spee
 
 from .records import RESULTS, write
 
-VARIANTS = {
-    "cudnn": {"padded": False, "stepped": False},
-    "padded": {"padded": True, "stepped": False},
-    "stepped": {"padded": False, "stepped": True},
-}
+VARIANTS = {"cudnn": {"stepped": False}, "stepped": {"stepped": True}}
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ def _fresh_compiler() -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_one_graph_serves_a_whole_schedule(name: str) -> None:
+    """What is traced, by the backend that is quickly done; below by the one that generates code."""
     layer, shape = LAYERS[name]
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(shape, requires_grad=True)
     energies = []
     for p in (0.1, 0.3, 0.6):
@@ -45,7 +46,7 @@ def test_one_graph_serves_a_whole_schedule(name: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_compiled_noise_is_fresh_and_its_gradient_right() -> None:
+def test_compiled_noise_is_fresh_follows_p_and_its_gradient_is_right() -> None:
     """The operator is linear, so ⟨grad, x⟩ = ⟨1, y⟩ whatever the draw."""
     for layer, shape in LAYERS.values():
         layer.p = 0.3
@@ -57,6 +58,9 @@ def test_compiled_noise_is_fresh_and_its_gradient_right() -> None:
         if layer.center != "running":  # about a constant the operator is affine
             torch.testing.assert_close((gradient * x).sum(), (weight * y).sum(), rtol=1e-4, atol=1e-2)
         assert not torch.equal(compiled(x), y)
+        layer.p = 0.7
+        assert (compiled(x) - x).square().mean() > (y - x).square().mean()
+    assert counters["stats"]["unique_graphs"] == len(LAYERS), "another p must not recompile"
 
 
 @pytest.mark.parametrize(

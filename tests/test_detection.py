@@ -182,7 +182,7 @@ def test_weights_are_read_from_a_file_of_torchvisions(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"resnet50\.pth does not exist; initialization = 'imagenet'"):
         load_weights(tmp_path / "resnet50.pth")
     torch.save({"weight": torch.ones(1)}, tmp_path / "resnet50.pth")
-    with pytest.raises(ValueError, match="does not hold the weights of a ResNet"):
+    with pytest.raises(ValueError, match="does not hold weights of torchvision's ResNet"):
         load_weights(tmp_path / "resnet50.pth")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from tests.detection_album import edit, needs_bccd, needs_pycocotools, some_of_bccd, write_album
-from tests.test_speech import _one_thread as _one_thread  # a fixture
+from tests.training_runs import _one_thread as _one_thread  # a fixture
+from tests.training_runs import assert_resumes, finish
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -112,21 +113,8 @@ def test_a_resumed_run_ends_bit_identical(stop: int, held: bool, album: Path, tm
     monkeypatch.setattr(streamed, "workers", lambda: 0)
     monkeypatch.setattr(training, "can_score", lambda: False)
     settings = config(held=held, test_every=2)
-    whole_run, first, second = (run_of(settings, album) for _ in range(3))
-    while not whole_run.finished:
-        whole_run.advance()
-    for _ in range(stop):
-        first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, settings, first.state(), {})
-    second.restore(results.load_checkpoint(path, settings)[0])
-    while not second.finished:
-        torch.rand(7)  # what others draw does not matter
-        second.advance()
-    assert (second.losses, second.curves, second.facts) == (whole_run.losses, whole_run.curves, whole_run.facts)
-    assert second.files == whole_run.files
-    for mine, theirs in zip(second.network.state_dict().values(), whole_run.network.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    never_stopped, resumed = assert_resumes(lambda: run_of(settings, album), stop, tmp_path)
+    assert (resumed.facts, resumed.files) == (never_stopped.facts, never_stopped.files)
 
 
 @needs_pycocotools
@@ -141,8 +129,7 @@ def test_two_images_are_learnt_by_heart(tmp_path: Path) -> None:
     changes = {"scales": (128, 128), "steps": 28, "milestones": (20,), "warmup": 5, "learning_rate": 0.02}
     wide = {"layers": [1, 1, 1, 1], "width": 32}
     run = run_of(config("none", **changes, test_every=100, backbone_options=wide), root)
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert run.losses[-1] < 0.5 * run.losses[0]
     assert run.result["ap50"] > 90
     assert f"AP50 {run.result['ap50']:.2f}" in run.summary
@@ -212,8 +199,7 @@ def test_scores_of_before_are_not_those_of_the_last_test(album: Path, monkeypatc
         run.advance()
     assert run.result["ap50"] == 2
     monkeypatch.setattr(training, "can_score", lambda: False)
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert list(run.result) == ["test_loss"]
     assert "AP to be had by `rotationout score bccd`" in run.summary
 

@@ -146,8 +146,7 @@ def test_what_pages_say_in_words_is_so() -> None:
         if row["network"].startswith("block"):
             steps.setdefault(row["noise"], {})[row["compiled"]] = row["step_ms"][0]
     fused = steps.pop("default, fused by the compiler")[True]
-    assert all(times[True] > times[False] for times in steps.values())  # compiling made none of them faster
-    assert fused < steps["RotationOut (default)"][True]
+    assert fused > steps["RotationOut (default)"][True]  # speed.md: what torch.compile is given is the faster
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,6 +1,5 @@
 """On a GPU: detection runs captured in a graph do what is done without it, every row goes on, side by side or not."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ pytest.importorskip("torchvision")
 
 from tests.detection_album import write_album
 from tests.test_detection_training import config
+from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a fixture
+from tests.training_runs import assert_beside_as_alone, assert_captured_as_plain, assert_goes_on_captured
 
 from rotationout.experiments import results, streamed, sweep
 from rotationout.experiments.detection import crops
@@ -18,7 +19,6 @@ from rotationout.experiments.detection.config import DetectionConfig
 from rotationout.experiments.detection.loss import detection_loss
 from rotationout.experiments.detection.network import Detector
 from rotationout.experiments.detection.training import Detection
-from rotationout.experiments.run import Run
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES
 
@@ -36,17 +36,8 @@ SMALL: dict[str, Any] = {
     "warmup": 0,
     "learning_rate": 0.001,
 }
-SMALL |= {"warmup": 0, "learning_rate": 0.001}
 # On a last map of 2 × 2 places GroupNorm has eight values; of two it would leave but the sign, which is chance.
 SMALL |= {"backbone_options": {"layers": [1, 1, 1, 1], "width": 64}, "crop": 256, "scales": (224, 320)}
-
-
-@pytest.fixture(autouse=True)
-def _as_exact_as_can_be(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Algorithms that do not change, in full fp32; and images are read in this process."""
-    monkeypatch.setattr(streamed, "workers", lambda: 0)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -65,53 +56,22 @@ def run_of(settings: DetectionConfig, album: Path) -> Detection:
     return made
 
 
-def finish(*runs: Run) -> None:
-    for run in runs:
-        while not run.finished:
-            run.advance()
-
-
 @pytest.mark.parametrize("held", [True, False])
 def test_captured_steps_are_those_done_one_by_one(held: bool, album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without noise. Rounding is all that is between them; ten times what it has grown to after the last update.
-
-    Were an update left out, or a batch met twice, it would be ten times as much again.
-    """
-    captured, plain = (run_of(small("none", held=held), album) for _ in range(2))
-    monkeypatch.setattr(plain, "captured", False)
-    finish(captured, plain)
-    assert (captured._graphs.captured, plain._graphs.captured) == (True, False)
-    torch.testing.assert_close(captured.losses[0], plain.losses[0], rtol=1e-5, atol=0)
-    torch.testing.assert_close(captured.losses, plain.losses, rtol=3e-3, atol=0)
+    captured, plain = assert_captured_as_plain(lambda: run_of(small("none", held=held), album), monkeypatch)
     torch.testing.assert_close(captured.result["test_loss"], plain.result["test_loss"], rtol=1e-2, atol=0)
-    assert len({round(loss, 2) for loss in plain.losses}) == 3, "no batch is like another"
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_can_be_captured_and_goes_on(row: str, album: Path, tmp_path: Path) -> None:
-    """The step after a checkpoint is the same: so are weights, random numbers, windows and the learning rate."""
-    settings = small(row, precision="bf16")
-    first, second = run_of(settings, album), run_of(settings, album)
-    for _ in range(2):
-        first.advance()
-    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
-    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
-    finish(first, second)
-    torch.testing.assert_close(second.losses, first.losses, rtol=1e-3, atol=0)
-    assert len(second.facts["shown"]) == 4
+    resumed = assert_goes_on_captured(lambda: run_of(small(row, precision="bf16"), album), tmp_path)
+    assert len(resumed.facts["shown"]) == 4
 
 
 def test_runs_side_by_side_are_what_they_are_alone(album: Path) -> None:
-    """Two seeds of a noise, on the images they share, step by step in turn."""
+    """On the images they share."""
     make = maker(album, GPU)
-    alone, beside = ([make(small("rotation block", seed=seed)) for seed in (0, 1)] for _ in range(2))
-    finish(*alone)
-    for _ in range(3):
-        for run in beside:
-            run.advance()
-    for one, other in zip(alone, beside, strict=True):
-        torch.testing.assert_close(one.losses, other.losses, rtol=3e-3, atol=0)
-    assert alone[0].losses != alone[1].losses
+    assert_beside_as_alone(lambda seed: make(small("rotation block", seed=seed)))
 
 
 def test_bad_images_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """On a GPU: crops, and runs of Table 2 captured in CUDA graphs, from images that are held and from a disk."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ pytest.importorskip("torchvision")
 
 from tests.test_images_data import data_set, spoil
 from tests.test_images_training import ROWS, SMALL, TINY
+from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a fixture
+from tests.training_runs import assert_beside_as_alone, assert_captured_as_plain, assert_goes_on_captured, finish
 
 from rotationout import cli
 from rotationout.experiments import results, streamed, sweep
@@ -29,14 +30,6 @@ pytestmark = [
 GPU = torch.device("cuda")
 
 
-@pytest.fixture(autouse=True)
-def _as_exact_as_can_be(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Algorithms that do not change, in full fp32; and images are read in this process."""
-    monkeypatch.setattr(streamed, "workers", lambda: 0)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_set(tmp_path_factory.mktemp("made"), train=4, val=3)
@@ -50,12 +43,6 @@ def config(row: str, **changes: Any) -> ImagesConfig:
 
 def run(settings: ImagesConfig, data: Path) -> ImageClassification:
     return ImageClassification(settings, load_pictures(settings, data, GPU), GPU)
-
-
-def finish(*runs: ImageClassification) -> None:
-    for one in runs:
-        while not one.finished:
-            one.advance()
 
 
 def test_crops_are_those_of_a_cpu_also_in_a_graph() -> None:
@@ -76,33 +63,15 @@ def test_crops_are_those_of_a_cpu_also_in_a_graph() -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_captured_steps_are_those_done_one_by_one(held: bool, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without noise. Rounding is all that is between them; ten times what it has grown to after the last update.
-
-    Were an update left out, or a batch met twice, it would be ten times as much again.
-    """
-    captured, plain = (run(config("none", held=held), made) for _ in range(2))
-    monkeypatch.setattr(plain, "captured", False)
-    finish(captured, plain)
-    assert (captured._graphs.captured, plain._graphs.captured) == (True, False)
-    torch.testing.assert_close(captured.losses[0], plain.losses[0], rtol=1e-5, atol=0)
-    torch.testing.assert_close(captured.losses, plain.losses, rtol=3e-3, atol=0)
-    assert len({round(loss, 2) for loss in plain.losses}) == 3, "no batch is like another"
+    captured, plain = assert_captured_as_plain(lambda: run(config("none", held=held), made), monkeypatch)
     for name, curve in plain.curves.items():
         assert captured.curves[name] == pytest.approx(curve, abs=1.01 / 6)  # one image of six
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_can_be_captured_and_goes_on(row: str, made: Path, tmp_path: Path) -> None:
-    """The step after a checkpoint is the same: so are weights, random numbers, crops and the learning rate."""
-    settings = config(row, precision="bf16")
-    first, second = run(settings, made), run(settings, made)
-    for _ in range(2):
-        first.advance()
-    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
-    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
-    finish(first, second)
-    torch.testing.assert_close(second.losses, first.losses, rtol=1e-3, atol=0)
-    assert second.facts["images_per_second"] > 0
+    resumed = assert_goes_on_captured(lambda: run(config(row, precision="bf16"), made), tmp_path)
+    assert resumed.facts["images_per_second"] > 0
 
 
 def test_a_compiled_run(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +96,9 @@ def test_bad_images_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_runs_side_by_side_are_what_they_are_alone(made: Path) -> None:
-    """Two seeds of a noise, on the images they share, step by step in turn."""
-    settings = [config("rotation block", seed=seed) for seed in (0, 1)]
-    data = load_pictures(settings[0], made, GPU)
-    alone, beside = ([ImageClassification(one, data, GPU) for one in settings] for _ in range(2))
-    finish(*alone)
-    for _ in range(3):
-        for one in beside:
-            one.advance()
-    for one, other in zip(alone, beside, strict=True):
-        torch.testing.assert_close(one.losses, other.losses, rtol=3e-3, atol=0)
-    assert alone[0].losses != alone[1].losses
+    """On the images they share."""
+    data = load_pictures(config("rotation block"), made, GPU)
+    assert_beside_as_alone(lambda seed: ImageClassification(config("rotation block", seed=seed), data, GPU))
 
 
 def test_the_command_on_packed_images(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

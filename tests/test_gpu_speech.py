@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_speech_data import made
+from tests.speech_corpora import made
 from tests.test_speech_training import config
+from tests.training_runs import carry_over, finish
 from torch import nn
 
 from rotationout import noise
@@ -123,33 +124,6 @@ def close(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], t
         torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=tolerance)
 
 
-def test_padded_inputs_change_nothing_in_fp16() -> None:
-    """With weight drop: draws are the same after the same seed."""
-    choices = [{"padded": padded, "weight_drop": 0.2} for padded in (False, True)]
-    plain, wide = alike(*choices, hidden=256)
-    close(in_fp16(wide), in_fp16(plain), 1e-2)
-
-
-def kernels(network: Listener, frames: int) -> int:
-    """How many a call runs."""
-    in_fp16(network, frames)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-        in_fp16(network, frames)
-        torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-
-
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_properties(0).multi_processor_count < 98,
-    reason="torch lets cuDNN run persistent kernels on large GPUs only",
-)
-def test_padded_layers_are_run_by_persistent_kernels() -> None:
-    """The number of kernels then does not grow with the frames."""
-    plain, wide = alike({"padded": False}, {"padded": True}, hidden=512)
-    assert kernels(wide, 512) < kernels(wide, 128) + 128
-    assert kernels(plain, 512) > kernels(plain, 128) + 2 * 384, "a first layer of 40 inputs is run frame by frame"
-
-
 def test_frame_by_frame_is_what_cudnn_computes() -> None:
     cudnn, stepped = alike({"stepped": False}, {"stepped": True})
     close(in_fp16(stepped), in_fp16(cudnn), 1e-2)
@@ -172,8 +146,7 @@ def test_graphs_do_what_is_done_without_them() -> None:
     """Without noise, as the noise of a GPU is another one than that of a CPU."""
     runs = [make(small("none"), device) for device in ("cpu", "cuda")]
     for run in runs:
-        while not run.finished:
-            run.advance()
+        finish(run)
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=2e-2, atol=2e-2)
     replays = runs[1]._find_gradient._replays
     assert sum(replay is not None for replay in replays.values()) >= 3
@@ -185,14 +158,10 @@ def test_every_row_can_be_captured_and_goes_on(row: str, tmp_path: Path) -> None
     """The noise differs from step to step: replays of one graph do not repeat it."""
     settings = small(row)
     whole, first, second = (make(settings) for _ in range(3))
-    while not whole.finished:
-        whole.advance()
     for _ in range(40):
         first.advance()
-    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
-    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
-    while not second.finished:
-        second.advance()
+    carry_over(first, second, tmp_path)
+    finish(whole, second)
     torch.testing.assert_close(second.losses, whole.losses, rtol=5e-2, atol=5e-2)
     assert whole.losses[-1] < whole.losses[0]
 
@@ -200,8 +169,7 @@ def test_every_row_can_be_captured_and_goes_on(row: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("lstm", ["cudnn", "stepped"])
 def test_a_run_in_fp16(lstm: str) -> None:
     run = make(small("rotation", precision="fp16", hidden=64, lstm=lstm))
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert run.losses[-1] < 0.8 * run.losses[0]
 
 
@@ -209,8 +177,7 @@ def test_runs_are_the_same_whatever_runs_their_lstms() -> None:
     """Replayed from graphs, with the optimizer's updates, in fp16."""
     runs = [make(small("none", precision="fp16", hidden=128, lstm=lstm)) for lstm in ("cudnn", "stepped")]
     for run in runs:
-        while not run.finished:
-            run.advance()
+        finish(run)
         assert sum(replay is not None for replay in run._find_gradient._replays.values()) >= 3
         assert run._follow._replays[0] is not None
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=5e-2, atol=5e-2)

@@ -8,6 +8,7 @@ from tests.test_cifar import images
 from tests.test_torchrun import arguments, launch, records
 from tests.test_torchrun import data as data  # a fixture
 from tests.test_training import TABLE, config, make
+from tests.training_runs import carry_over, finish
 
 from rotationout import cli
 from rotationout.experiments import networks, results, sweep
@@ -48,8 +49,7 @@ def test_a_captured_run_learns(row: str, precision: str, compiled: bool) -> None
     if compiled:
         run.compile()
     assert run.step == 0
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert run.losses[0] > 1.5
     assert run.losses[-1] < 0.3
     assert run.result["best_top1"] == 100
@@ -86,17 +86,11 @@ def test_processes_share_a_captured_run(data: Path) -> None:
 def test_a_resumed_run_goes_on_with_the_same_numbers(row: str, tmp_path: Path) -> None:
     new = make(on_gpu(64), on_gpu(20, seed=1))
     settings = config(row, ramp=5 if row.startswith("rotation") else 0)
-    whole, first = new(settings), new(settings)
-    while not whole.finished:
-        whole.advance()
+    whole, first, second = (new(settings) for _ in range(3))
     for _ in range(5):
         first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, settings, first.state(), {})
-    second = new(settings)
-    second.restore(results.load_checkpoint(path, settings)[0])
-    while not second.finished:
-        second.advance()
+    carry_over(first, second, tmp_path)
+    finish(whole, second)
     torch.testing.assert_close(second.losses, whole.losses, rtol=1e-2, atol=1e-2)  # cuDNN adds in any order
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ pytest.importorskip("torchvision")
 
 from tests.test_cli import said
 from tests.test_images_data import WOOF, data_set, needs_woof, picture, spoil
+from tests.training_runs import _one_thread as _one_thread  # a fixture
+from tests.training_runs import assert_resumes, carry_over, finish
 from torch import nn
 
 import rotationout as ro
@@ -43,13 +44,9 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In this process alone, and one thread, which is faster for it."""
+def _here(monkeypatch: pytest.MonkeyPatch, _one_thread: None) -> None:
+    """In this process alone."""
     monkeypatch.setattr(streamed, "workers", lambda: 0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -181,22 +178,8 @@ def test_a_resumed_run_ends_bit_identical(stop: int, held: bool, made: Path, tmp
     """Stopped inside an epoch of three steps, at its end, and after the learning rate dropped."""
     settings = config(held=held)
     data = load_pictures(settings, made, CPU)
-    whole, first, second = (ImageClassification(settings, data, CPU) for _ in range(3))
-    while not whole.finished:
-        whole.advance()
-    for _ in range(stop):
-        first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, settings, first.state(), {})
-    second.restore(results.load_checkpoint(path, settings)[0])
-    while not second.finished:
-        torch.rand(7)  # what others draw does not matter
-        second.advance()
+    whole, _ = assert_resumes(lambda: ImageClassification(settings, data, CPU), stop, tmp_path)
     assert len(whole.losses) == 3
-    assert second.losses == whole.losses
-    assert second.curves == whole.curves
-    for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
 
 
 def test_a_run_learns(tmp_path: Path) -> None:
@@ -212,8 +195,7 @@ def test_a_run_learns(tmp_path: Path) -> None:
     changes = {"steps": 20, "milestones": (16,), "batch": 16, "learning_rate": 0.003, "precision": "bf16"}
     settings = config("rotation", **changes)
     run = ImageClassification(settings, load_pictures(settings, tmp_path, CPU), CPU)
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert run.losses[-1] < 0.4 * run.losses[0]
     assert run.result["best_top1"] == 100
     assert run.curves["top5_curve"] == [1.0] * 10
@@ -290,8 +272,7 @@ def test_what_was_met_on_the_way_is_kept_in_checkpoints(tmp_path: Path) -> None:
     first, second = (ImageClassification(settings, data, CPU) for _ in range(2))
     for _ in range(4):
         first.advance()
-    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
-    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
+    carry_over(first, second, tmp_path)
     assert second.facts["skipped"] == {"train": {"empty file": 1}}
     assert second.facts["converted"] == 1
     assert second.facts["images_per_second"] is None, "it has learnt nothing itself"

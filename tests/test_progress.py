@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.test_run import Plane, rows
+from tests.training_runs import finish
 
 from rotationout import cli
 from rotationout.experiments import job, progress, sweep
@@ -121,8 +122,7 @@ def test_scalars_are_written_at_the_end_of_every_epoch(tmp_path: Path, monkeypat
         run_all([settings], new, **places)
     run_all([settings], new, **places)
     whole = new(settings)
-    while not whole.finished:
-        whole.advance()
+    finish(whole)
     name = str(tmp_path / "t" / "plane" / "rotation_seed0")
     assert Writer.closed == [name, name]
     written = Writer.written[name]

@@ -55,7 +55,14 @@ def test_numbers_in_the_text_are_those_of_the_records() -> None:
     )
     assert f"it takes {plain} of Dropout's time un-centred, {centred} about the batch mean" in TEXT
 
-    steps = {row["noise"]: row["step_ms"][0] for row in rows("models_nvidia-h200_torch-2.11.0.json")[:5]}
+    models = [row for row in rows("models_nvidia-h200_torch-2.11.0.json") if not row["compiled"]]
+    block = {row["noise"]: row["step_ms"][0] for row in models if row["network"].startswith("transformer")}
+    ours, theirs = (
+        f"{100 * (block[name] / block['none'] - 1):.1f}" for name in ("RotationOut (default)", "nn.Dropout")
+    )
+    assert f"one of a transformer block {ours} %, {theirs} % with `nn.Dropout`" in TEXT
+
+    steps = {row["noise"]: row["step_ms"][0] for row in models if row["network"].startswith("ResNet-50")}
     structured, default, dropout = (
         f"{100 * (steps[name] / steps['none'] - 1):.1f}"
         for name in ("un-centred, structured", "RotationOut (default)", "nn.Dropout")

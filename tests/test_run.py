@@ -12,6 +12,7 @@ from tests.test_cifar import images
 from tests.test_cli import said
 from tests.test_training import _small as _small  # a fixture
 from tests.test_training import config, make
+from tests.training_runs import assert_resumes, finish
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -168,19 +169,10 @@ def test_data_are_read_once_for_all_runs_that_share_them(plane: list[str], monke
 @pytest.mark.parametrize("stop", [3, 5])
 def test_adam_with_groups_is_resumed_bit_identical(stop: int, tmp_path: Path) -> None:
     data, device, settings = torch.randn(20, 4), torch.device("cpu"), rows()[1].replace(milestones=(4,))
-    whole, first, second = (Plane(settings, data, device) for _ in range(3))
-    for run, steps in ((whole, settings.steps), (first, stop)):
-        for _ in range(steps):
-            run.advance()
-    results.save_checkpoint(tmp_path / "run.pt", settings, first.state(), {})
-    second.restore(results.load_checkpoint(tmp_path / "run.pt", settings)[0])
-    while not second.finished:
-        second.advance()
-    assert (second.curves, second.losses) == (whole.curves, whole.losses)
-    for mine, theirs in zip(second.network.parameters(), whole.network.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    whole, resumed = assert_resumes(lambda: Plane(settings, data, device), stop, tmp_path)
+    for mine, theirs in zip(resumed.network.parameters(), whole.network.parameters(), strict=True):
         for name, value in whole.optimizer.state[theirs].items():
-            assert torch.equal(value, second.optimizer.state[mine][name]), name
+            assert torch.equal(value, resumed.optimizer.state[mine][name]), name
 
 
 @pytest.mark.parametrize("recipe", [path.name for path in RESULTS.iterdir() if path.is_dir()])
@@ -215,8 +207,7 @@ def test_checkpoints_of_before_processes_shared_runs_are_resumed(tasks: str, tmp
     assert torch.equal(second.plan[:, 0], first.plan[:, 0])
     assert (second.step, second.curves, second.losses) == (first.step, first.curves, first.losses)
     assert torch.equal(second.numbers.state(), first.numbers.state())
-    while not second.finished:
-        second.advance()
+    finish(second)
     assert len(second.losses) == len(second.curves["test_curve"]) == 2
 
 
@@ -255,8 +246,7 @@ def test_a_compiled_run_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None
     compiled.compile()
     assert (plain.compiled, compiled.compiled) == (False, True)
     for run in (plain, compiled):
-        while not run.finished:
-            run.advance()
+        finish(run)
     assert len(graphs) == 5, "first and other blocks of three stages, but all of the first are alike"
     assert compiled.losses == pytest.approx(plain.losses)
     assert compiled.network.state_dict().keys() == plain.network.state_dict().keys()

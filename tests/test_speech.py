@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_speech_data import AN4, needs_an4, needs_soundfile
+from tests.speech_corpora import AN4, needs_an4, needs_soundfile
+from tests.training_runs import _one_thread as _one_thread  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -120,15 +121,6 @@ def test_scores() -> None:
     shown = scoring.examples([str(i) for i in range(20)], ["A"] * 20, [f"u{i}" for i in range(20)])
     assert [row["heard"] for row in shown] == ["0", "3", "6", "9", "12", "15"]
     assert shown[1] == {"name": "u3", "said": "A", "heard": "3"}
-
-
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """The matrices are small: more threads wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def of(kind: str, p: float = 0.2) -> dict[str, Callable[[], nn.Module]]:

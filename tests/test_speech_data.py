@@ -1,225 +1,22 @@
-"""Speech: corpora and what is wrong with them, features and their file, and batches."""
+"""Speech: labels, the features of a corpus and their file, and batches."""
 
 import csv
-import importlib.util
 import io
-import math
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.speech_corpora import AN4, cut, made, needs_an4, needs_soundfile, rewrite
 from torch.nn.utils.rnn import pad_sequence
 
-from rotationout.experiments.problems import UnusableError, counts
-from rotationout.experiments.speech import audio, batches, features
-from rotationout.experiments.speech.audio import log_filter_banks, read_audio
+from rotationout.experiments.problems import counts
+from rotationout.experiments.speech import batches, features
 from rotationout.experiments.speech.batches import Speech, bucketed, select, without_speakers
-from rotationout.experiments.speech.corpus import Utterance, read_corpus, read_kaldi, read_manifest
-from rotationout.experiments.speech.features import Features
+from rotationout.experiments.speech.corpus import read_manifest
 from rotationout.experiments.speech.text import ALPHABET, WSJ_ALPHABET, decode, encode, frames_needed
-
-AN4 = Path(__file__).parents[2] / "shared" / "data" / "an4"
-has_soundfile = importlib.util.find_spec("soundfile") is not None
-needs_soundfile = pytest.mark.skipif(not has_soundfile, reason="soundfile, of the extra 'speech', is not installed")
-needs_an4 = pytest.mark.skipif(not AN4.is_dir(), reason=f"the AN4 corpus is not at {AN4}")
-
-MANIFEST = 'utt\tsplit\tspeaker\tseconds\tframes\ttext\na\ttrain\ts1\t1.0\t98\tYES\nb\ttest\ts2\t0.7\t68\tI\'M "SO"\n'
-
-
-def data_set(folder: Path, manifest: str = MANIFEST) -> Path:
-    (folder / "manifest.tsv").write_text(manifest, encoding="utf-8")
-    return folder
-
-
-def kaldi(folder: Path, **files: str) -> Path:
-    """A data directory ``train`` of two utterances, with some of its files replaced."""
-    tables = {
-        "wav.scp": "a /audio/a.wav\nb b.wav\n",
-        "text": "a Yes <NOISE> no\nb ,COMMA\n",
-        "utt2spk": "a s1\nb s2\n",
-        **{name.replace("_", "."): text for name, text in files.items()},
-    }
-    (folder / "train").mkdir(exist_ok=True)
-    for name, text in tables.items():
-        (folder / "train" / name).write_text(text, encoding="utf-8")
-    return folder
-
-
-def test_a_manifest_is_read_as_it_is(tmp_path: Path) -> None:
-    utterances = read_manifest(data_set(tmp_path))
-    assert [(u.name, u.split, u.speaker, u.text) for u in utterances] == [
-        ("a", "train", "s1", "YES"),
-        ("b", "test", "s2", 'I\'M "SO"'),
-    ]
-    assert utterances[1].path == tmp_path / "flac" / "test" / "b.flac"
-    assert read_manifest(str(tmp_path), "test") == utterances[1:]
-    assert read_corpus(tmp_path) == utterances
-    assert read_corpus(tmp_path, ["test"]) == utterances[1:]
-
-
-@pytest.mark.parametrize(
-    ("manifest", "split", "message"),
-    [
-        ("utt\tsplit\ttext\n", None, r"needs the columns utt, split, speaker, text; it lacks speaker"),
-        ("", None, "it lacks speaker, split, text, utt"),
-        (MANIFEST + "c\ttrain\n", None, "line 4: the columns do not fit"),
-        (MANIFEST + "c\ttrain\ts\t1\t2\tYES\tNO\n", None, "line 4: the columns do not fit"),
-        (MANIFEST, "dev", "split must be one of 'test', 'train', got 'dev'"),
-    ],
-)
-def test_a_bad_manifest(tmp_path: Path, manifest: str, split: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_manifest(data_set(tmp_path, manifest), split)
-
-
-def test_a_missing_corpus(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no manifest.tsv; folder must hold that and flac"):
-        read_manifest(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"neither a manifest.tsv nor a folder with a wav.scp"):
-        read_corpus(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"has no test_eval92; of Kaldi's data directories it has \['train'\]"):
-        read_corpus(kaldi(tmp_path), ["train", "test_eval92"])
-    (tmp_path / "train" / "utt2spk").unlink()
-    with pytest.raises(FileNotFoundError, match=r"utt2spk does not exist; a data directory of Kaldi's has"):
-        read_corpus(tmp_path)
-
-
-def test_a_data_directory_of_kaldis(tmp_path: Path) -> None:
-    """Text in capitals and without its noises, relative paths from the directory."""
-    assert read_corpus(kaldi(tmp_path)) == [
-        Utterance("a", "train", "s1", "YES NO", Path("/audio/a.wav")),
-        Utterance("b", "train", "s2", ",COMMA", tmp_path / "train" / "b.wav"),
-    ]
-
-
-def test_segments_of_recordings(tmp_path: Path) -> None:
-    kaldi(tmp_path, wav_scp="rec\t/audio/rec.wav\n", segments="a rec 0.5 1.25\nb rec 2 -1\n")
-    first, second = read_kaldi(tmp_path, "train")
-    assert (first.path, first.start, first.end) == (Path("/audio/rec.wav"), 0.5, 1.25)
-    assert (second.path, second.start, second.end) == (Path("/audio/rec.wav"), 2.0, None)
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (
-            {"wav_scp": "a sph2pipe -f wav a.wv1 |\nb b.wav\n"},
-            r"'a' is what a command writes, 'sph2pipe .*', and commands",
-        ),
-        ({"wav_scp": "a\nb b.wav\n"}, "'a' has no path"),
-        ({"text": "a YES\n\nb NO\n"}, r"text, line 2: the line is empty"),
-        ({"text": "a YES\na NO\n"}, r"text, line 2: 'a' is there twice"),
-        ({"text": "a YES\nc NO\n"}, r"text has an utterance 'c' that wav.scp has not"),
-        ({"utt2spk": "a s1\n"}, r"text has an utterance 'b' that utt2spk has not"),
-        ({"segments": "a a 0 1\n"}, r"text has an utterance 'b' that segments has not"),
-        ({"segments": "a a 0 1\nb c 0 1\n"}, r"segments has a recording 'c' that wav.scp has not"),
-        ({"segments": "a a 0\nb b 0 1\n"}, r"'a' must have a recording, a start and an end in seconds, got 'a 0'"),
-        ({"segments": "a a 1 0.5\nb b 0 1\n"}, r"'a' must end after it starts, got 'a 1 0.5'"),
-    ],
-)
-def test_a_bad_data_directory(tmp_path: Path, files: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_kaldi(kaldi(tmp_path, **files), "train")
-
-
-@needs_soundfile
-def test_audio_is_read_and_pieces_of_it(tmp_path: Path) -> None:
-    import soundfile
-
-    path = tmp_path / "a.flac"
-    samples = torch.rand(3200) - 0.5
-    soundfile.write(path, samples.numpy(), 16_000)
-    torch.testing.assert_close(read_audio(Utterance("a", "train", "s", "YES", path)), samples, rtol=0, atol=2**-15)
-    piece = read_audio(Utterance("a", "train", "s", "YES", path, 0.05, 0.15))
-    torch.testing.assert_close(piece, samples[800:2400], rtol=0, atol=2**-15)
-
-
-def cut(path: Path, size: int) -> None:
-    path.write_bytes(path.read_bytes()[:size])
-
-
-def spoil(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 500] = bytes(500)
-    path.write_bytes(content)
-
-
-def rewrite(path: Path, samples: torch.Tensor, rate: int = 16_000, subtype: str | None = None) -> None:
-    import soundfile
-
-    soundfile.write(path, samples.numpy(), rate, subtype=subtype)
-
-
-DAMAGE: dict[str, tuple[str, str, Callable[[Path], None]]] = {
-    "gone": ("missing file", "the audio of utterance 'a' is not at .*a.wav", Path.unlink),
-    "half a FLAC": ("damaged audio", "a.flac cannot be read, it may be damaged", lambda path: cut(path, 3000)),
-    "half a WAV": ("truncated audio", "a.wav ends 3244 bytes before its end", lambda path: cut(path, 3200)),
-    "no WAV": ("damaged audio", "a.wav cannot be read", lambda path: cut(path, 0)),
-    "zeros in a FLAC": ("damaged audio", "a.flac cannot be read", spoil),
-    "8 kHz": ("sample rate", "a.wav must be at 16000 Hz, got 8000", lambda p: rewrite(p, torch.zeros(800), 8_000)),
-    "stereo": ("channels", "a.wav must have one channel, got 2", lambda path: rewrite(path, torch.zeros(800, 2))),
-    "NaN": (
-        "damaged audio",
-        "a.wav has samples missing, or some that are not numbers",
-        lambda path: rewrite(path, torch.full((800,), math.nan), subtype="FLOAT"),
-    ),
-}
-
-
-@needs_soundfile
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_bad_audio(tmp_path: Path, kind: str) -> None:
-    reason, message, damage = DAMAGE[kind]
-    path = tmp_path / f"a.{'flac' if 'FLAC' in kind else 'wav'}"
-    rewrite(path, torch.rand(3200) - 0.5)
-    damage(path)
-    with pytest.raises(UnusableError, match=message) as error:
-        read_audio(Utterance("a", "train", "s", "YES", path))
-    assert error.value.reason == reason
-
-
-@needs_soundfile
-def test_a_piece_beyond_the_end(tmp_path: Path) -> None:
-    rewrite(tmp_path / "a.wav", torch.zeros(3200))
-    with pytest.raises(UnusableError, match=r"a.wav has 0.20 s, but utterance 'a' is from 0.10 to 0.30 s"):
-        read_audio(Utterance("a", "train", "s", "YES", tmp_path / "a.wav", 0.1, 0.3))
-
-
-def test_audio_needs_soundfile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'rotationout\[speech\]'"):
-        read_audio(Utterance("a", "train", "s", "YES", Path("a.flac")))
-
-
-@pytest.mark.parametrize("frequency", [300.0, 1000.0, 4000.0])
-def test_a_tone_is_loudest_in_its_band(frequency: float) -> None:
-    """The peak of band k, from 0, is at mel (k + 1) / 41 of the top."""
-    time = torch.arange(16_000) / 16_000
-    bands = log_filter_banks(torch.sin(2 * math.pi * frequency * time))
-    assert bands.shape == (98, 40)
-    mel = [2595 * math.log10(1 + f / 700) for f in (frequency, 8000.0)]
-    assert abs(bands.mean(0).argmax().item() - (mel[0] / mel[1] * 41 - 1)) <= 0.6
-    louder = log_filter_banks(10 * torch.sin(2 * math.pi * frequency * time))
-    band = int(bands.mean(0).argmax())
-    torch.testing.assert_close(louder[:, band], bands[:, band] + math.log(100))
-
-
-def test_bands_cover_every_frequency_once() -> None:
-    bands = audio._mel_bands(40)
-    between = bands[2:188].sum(1)  # from the first peak, 44 Hz, to the last, 7 481 Hz, every 40 Hz
-    torch.testing.assert_close(between, torch.ones_like(between))
-    assert (bands.amax(0) > 0).all()
-
-
-def test_silence_and_too_little_sound() -> None:
-    assert log_filter_banks(torch.zeros(400)).isfinite().all()
-    with pytest.raises(ValueError, match=r"at least 400, one frame, got shape \(399,\)"):
-        log_filter_banks(torch.zeros(399))
 
 
 def test_labels() -> None:
@@ -336,19 +133,6 @@ def test_features_that_are_not(tmp_path: Path) -> None:
         features.load(tmp_path / "cut.pt")
 
 
-def made(count: int, texts: dict[int, str] | None = None) -> Features:
-    """Utterances of 70, 73, … frames, by five speakers."""
-    lengths = torch.tensor([70 + 3 * i for i in range(count)])
-    return Features(
-        frames=torch.randn(int(lengths.sum()), 40).half(),
-        lengths=lengths,
-        names=[f"u{i}" for i in range(count)],
-        splits=["train"] * count,
-        speakers=[f"s{i % 5}" for i in range(count)],
-        texts=[(texts or {}).get(i, "YES" if i % 2 else "GO ON") for i in range(count)],
-    )
-
-
 def test_a_batch_is_the_utterances_padded() -> None:
     found = made(6)
     speech = Speech(found, range(1, 6), ALPHABET, "cpu")
@@ -412,17 +196,6 @@ def test_batches_of_an_epoch() -> None:
     assert not torch.equal(padded, padded.sort().values)
     assert {tuple(sorted(row)) for row in first.tolist()} & {tuple(sorted(row)) for row in second.tolist()} == set()
     assert torch.equal(bucketed(durations, 32, torch.Generator().manual_seed(0)), first)
-
-
-@needs_an4
-def test_the_corpus_is_complete() -> None:
-    assert [len(read_manifest(AN4, split)) for split in ("train", "test")] == [948, 130]
-    utterances = read_manifest(AN4)
-    assert all(u.path.is_file() for u in utterances)
-    assert all(encode(u.text) for u in utterances)
-    assert not {u.speaker for u in utterances if u.split == "train"} & {
-        u.speaker for u in utterances if u.split == "test"
-    }
 
 
 @needs_an4

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tests.launching import torchrun
+from tests.speech_corpora import AN4, made, needs_an4, needs_soundfile
 from tests.test_cli import said
-from tests.test_speech import _one_thread as _one_thread  # a fixture
-from tests.test_speech_data import AN4, made, needs_an4, needs_soundfile
+from tests.training_runs import _one_thread as _one_thread  # a fixture
+from tests.training_runs import assert_resumes, finish
 
 from rotationout import cli
 from rotationout.experiments import results, sweep
@@ -153,22 +154,8 @@ def config(row: str = "rotation, variational weight drop keep 0.9", **changes: A
 def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     """Stopped inside an epoch, at its end, and after the learning rate dropped."""
     make = corpus()
-    whole, first, second = make(config()), make(config()), make(config())
-    while not whole.finished:
-        whole.advance()
-    for _ in range(stop):
-        first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, config(), first.state(), {})
-    second.restore(results.load_checkpoint(path, config())[0])
-    while not second.finished:
-        torch.rand(7)  # what others draw does not matter
-        second.advance()
-    assert second.losses == whole.losses
-    assert second.curves == whole.curves
-    assert second.facts == whole.facts
-    for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    whole, resumed = assert_resumes(lambda: make(config()), stop, tmp_path)
+    assert resumed.facts == whole.facts
 
 
 def test_a_run_learns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +175,7 @@ def test_a_run_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     changes = {"steps": 280, "milestones": (250,), "learning_rate": 1e-2, "hidden": 32, "test_every": 30}
     run = on(found)(config("rotation", **changes))
-    while not run.finished:
-        run.advance()
+    finish(run)
     assert run.losses[-1] < 0.1 * run.losses[0]
     assert run.result == {"edit_distance": 0.0, "cer": 0.0}
     assert {(row["said"], row["heard"]) for row in run.transcripts} == {("YES", "YES"), ("NO", "NO")}

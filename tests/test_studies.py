@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.test_cifar import images
+from tests.training_runs import finish
 
 from rotationout.analysis import coadaptation
 from rotationout.experiments import networks, results, studies
@@ -26,8 +27,7 @@ def trained(row: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Classi
     config = ROWS[row].replace(**{"steps": 8, "milestones": (6,), "batch": 16, "precision": "fp32", **changes})
     assert isinstance(config, ClassificationConfig)
     run = Classification(config, (images(64), images(40, seed=1)), torch.device("cpu"))
-    while not run.finished:
-        run.advance()
+    finish(run)
     return run
 
 

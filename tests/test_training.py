@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.test_cifar import images, write_cifar
 from tests.test_cli import said
+from tests.training_runs import assert_resumes, finish
 
 import rotationout as ro
 from rotationout import cli
@@ -17,9 +18,10 @@ from rotationout.experiments import cifar, networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification, ClassificationConfig, build_network
 from rotationout.experiments.run import Run
-from rotationout.recipes.cifar100 import TABLES
+from rotationout.recipes import cifar100, search
 
 TABLE = "cifar100_resnet110_authors"
+TABLES = {**cifar100.TABLES, **search.TABLES}
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> No
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        expected = {"protocol": 12, "shift": 6, "ghost": 9}.get(name.rpartition("_")[2], 28)
+        expected = {"protocol": 12, "shift": 6, "ghost": 9, "search": 13, "strong": 3}.get(name.rpartition("_")[2], 28)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:
@@ -115,7 +117,11 @@ def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list
 def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
     data = make(images(8), images(4, seed=1))
     small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0, "studies": ()}
-    rows = [row.replace(**small, ramp=min(row.ramp, 1), ghost_batch=min(row.ghost_batch, 2)) for row in TABLES[table]()]
+    least = {"ramp": 1, "fade_out": 1, "ghost_batch": 2}
+    rows = [
+        row.replace(**small, **{name: min(getattr(row, name), most) for name, most in least.items()})
+        for row in TABLES[table]()
+    ]
     assert sweep.sweep(rows, data, folder=tmp_path, checkpoints=tmp_path / "kept", together=3) == []
     records = results.read_records(tmp_path, table)
     assert {record["row"] for record in records} == {row.row for row in rows}
@@ -130,35 +136,16 @@ def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
 def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     """Stopped inside an epoch, at its end, on the ramp and after it, around a milestone."""
     new = make(images(64), images(20, seed=1))
-    whole = new(config())
-    while not whole.finished:
-        whole.advance()
-    first = new(config())
-    for _ in range(stop):
-        first.advance()
-    path = tmp_path / "run.pt"
-    results.save_checkpoint(path, config(), first.state(), {"seconds": 1.5})
-    second = new(config())
-    state, history = results.load_checkpoint(path, config())
-    second.restore(state)
-    assert history == {"seconds": 1.5}
-    while not second.finished:
-        torch.rand(7)  # what others draw does not matter
-        second.advance()
-    assert second.curves == whole.curves
-    assert second.losses == whole.losses
-    for mine, theirs in zip(second.network.state_dict().values(), whole.network.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_resumes(lambda: new(config()), stop, tmp_path)
 
 
 @pytest.mark.usefixtures("_small")
 def test_a_run_learns() -> None:
     """Two classes, dark and bright images, in bf16."""
-    labels = torch.arange(64) % 2
+    labels = torch.arange(32) % 2
     data = Images((labels * 200).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous(), labels)
-    run = make(data, data)(config(steps=24, milestones=(), precision="bf16"))
-    while not run.finished:
-        run.advance()
+    run = make(data, data)(config(steps=16, batch=8, milestones=(), precision="bf16"))
+    finish(run)
     assert run.losses[0] > 1.5
     assert run.losses[-1] < 0.3
     assert run.result["best_top1"] == 100
@@ -367,8 +354,8 @@ def test_the_command_runs_a_row_and_says_what_is_wrong(
     for wrong, message in (
         (["train", "cifar100_resnet11_authors", *common], "did you mean 'cifar100_resnet110_authors'?"),
         (["train", TABLE, "--row", "dropout 0.9", *common], "did you mean 'dropout keep 0.9'?"),
-        (["train", TABLE, "--steps", "many", *common], "'--steps': must be int, for instance 100, got 'many'"),
-        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be dict"),
+        (["train", TABLE, "--steps", "many", *common], "'--steps': must be INT, for instance 100, got 'many'"),
+        (["train", TABLE, "--noise-options", "[1]", *common], "'--noise-options': must be JSON"),
     ):
         assert cli.main(wrong) == 2
         assert message in said(capsys)

@@ -115,7 +115,10 @@ class Rotation:
             raise ValueError(
                 f"permutation must hold each of 0 … {features - 1} once (counted from 0), got {permutation!r}"
             )
-        angle = torch.as_tensor(theta, device=order.device)
+        try:
+            angle = torch.as_tensor(theta, device=order.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"theta must be an angle in radians, or a tensor of them, got {theta!r}") from error
         angle = angle if angle.is_floating_point() else angle.to(torch.get_default_dtype())
         if not bool((angle.abs() < math.pi / 2).all()):
             raise ValueError(f"theta must lie strictly between −π/2 and π/2, where tan θ is finite, got {theta!r}")
@@ -194,7 +197,11 @@ def sample_rotation(
     torch.Size([32, 8, 8])
     """
     draw = check_draw(draw)
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise TypeError(f"shape must be that of a tensor, e.g. (32, 64), got {type(shape).__name__} {shape!r}")
     size = tuple(int(n) for n in shape)
+    if min(size, default=0) < 0:
+        raise ValueError(f"shape must have no negative sizes, got {size}")
     feature_axis = resolve_axis("dim", dim, len(size))
     check_features(size[feature_axis], dim)
     batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size), draw)
@@ -283,7 +290,14 @@ def sample(
 
 def random_source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:
     """Keyword arguments for torch's samplers. ``generator=None`` is left out: with it they take no symbolic sizes."""
-    return {"device": device} if generator is None else {"device": device, "generator": generator}
+    if generator is None:
+        return {"device": device}
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            "generator must be a torch.Generator, e.g. torch.Generator().manual_seed(0), "
+            f"got {type(generator).__name__} {generator!r}"
+        )
+    return {"device": device, "generator": generator}
 
 
 def _sample_tan(shape: tuple[int, ...], scale: float | Tensor, draw: Draw, source: dict[str, Any]) -> Tensor:

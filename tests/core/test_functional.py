@@ -1,14 +1,10 @@
-"""Exact properties of `rotate` and `rotation_out`: values, derivatives, layouts, centring, masks, blocks, bad input."""
-
-from collections.abc import Callable
-from typing import Any
+"""Values of `rotate` and `rotation_out`: against matrices, layouts, precisions, centring, masks, blocks."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 import rotationout as ro
 from rotationout.functional import rotate, rotation_out
@@ -114,65 +110,10 @@ def test_infinite_features_stay_where_they_are() -> None:
     assert torch.isfinite(y[1]).all()
 
 
-def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same draw at every call."""
-
-    def wrapped(*args: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        return function(*args)
-
-    return wrapped
-
-
-DERIVATIVES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    "vectors": ((3, 16), {"draw": STRUCTURED}),
-    "odd": ((3, 5), {}),
-    "maps, batch mean": ((2, 4, 3), {"dim": 1, "draw": MAPS, "center": "batch"}),
-    "blocks": ((2, 4, 3), {"dim": 1, "draw": MAPS, "center": "batch", "block_size": 2, "coverage": 0.5}),
-    "mask": ((2, 4, 3), {"dim": 1, "draw": MAPS, "center": "batch", "mask": PADDED}),
-    "mask, un-centred": ((2, 4, 3), {"dim": 1, "draw": MAPS, "mask": PADDED}),
-}
-
-
-@pytest.mark.parametrize("name", DERIVATIVES)
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_first_and_second_derivatives_backward_and_forward(name: str, backend: str) -> None:
-    shape, choices = DERIVATIVES[name]
-    function = seeded(lambda x: rotation_out(x, 0.3, backend=backend, **choices))
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(function, x, check_forward_ad=True)
-    assert gradgradcheck(function, x, check_fwd_over_rev=True)
-
-
-@pytest.mark.parametrize("mean_shape", [(6,), (3, 1, 6)])
-def test_derivatives_in_the_mean(mean_shape: tuple[int, ...]) -> None:
-    x = torch.randn(3, 6, 2, dtype=torch.float64, requires_grad=True)
-    mean = torch.randn(mean_shape, dtype=torch.float64, requires_grad=True)
-    rotation = ro.sample_rotation(x.shape, 0.3, dim=1)
-    assert gradcheck(lambda x, m: rotate(x, rotation, m, dim=1), (x, mean), check_forward_ad=True)
-    assert gradgradcheck(lambda x, m: rotate(x, rotation, m, dim=1), (x, mean), check_fwd_over_rev=True)
-    _, tangent = torch.func.jvp(lambda m: rotate(x.detach(), rotation, m, dim=1), (mean.detach(),), (mean.detach(),))
-    difference = rotate(x, rotation, 2 * mean, dim=1) - rotate(x, rotation, mean, dim=1)
-    torch.testing.assert_close(tangent, difference.detach())
-
-
 @pytest.mark.parametrize("dim", [0, 1, -3])
 def test_any_axis_with_defaults(dim: int) -> None:
     x = torch.randn(6, 4, 5)
     assert not torch.equal(rotation_out(x, 0.5, dim=dim), x)
-
-
-def test_forward_mode_in_the_angle_is_right_or_refused() -> None:
-    x, tan = torch.randn(4, 6), torch.rand(4)
-    index = ro.sample_rotation((4, 6), 0.3).index
-
-    def turn(tan: Tensor, backend: str | None) -> Tensor:
-        return rotate(x, ro.Rotation(tan, index, 6), backend=backend)
-
-    _, tangent = torch.func.jvp(lambda t: turn(t, "reference"), (tan,), (torch.ones(4),))
-    torch.testing.assert_close(tangent, turn(tan + 1, None) - turn(tan, None))
-    with pytest.raises(NotImplementedError, match="backend='reference'"):
-        torch.func.jvp(lambda t: turn(t, None), (tan,), (torch.ones(4),))
 
 
 def test_other_devices_and_modes_leave_no_trace() -> None:
@@ -194,59 +135,6 @@ def test_other_devices_and_modes_leave_no_trace() -> None:
         y = rotation_out(torch.randn(8, features, requires_grad=True), 0.5, draw=STRUCTURED)
         y.sum().backward()
         assert torch.isfinite(y).all()
-
-
-def test_an_angle_can_be_learned() -> None:
-    theta = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
-    x = torch.randn(2, 4, dtype=torch.float64)
-    order = [2, 1, 0, 3]
-    assert gradcheck(lambda angle: rotate(x, ro.Rotation.from_permutation(order, angle)), theta)
-
-
-def test_the_gradient_of_the_centred_form_is_that_of_plain_autograd() -> None:
-    x = torch.randn(6, 8, 5, dtype=torch.float64, requires_grad=True)
-    torch.manual_seed(3)
-    (fast,) = torch.autograd.grad(rotation_out(x, 0.3, dim=1, draw=MAPS, center="batch").pow(3).sum(), x)
-    torch.manual_seed(3)
-    rotation = ro.sample_rotation(x.shape, 0.3, dim=1, draw=MAPS)
-    about = x - x.mean((0, 2), keepdim=True)
-    other = about.movedim(1, -1).gather(-1, rotation.partner.expand(6, 5, 8)) * rotation.sign
-    plain = x + (rotation.tan.double().unsqueeze(-1) * other).movedim(-1, 1)
-    (slow,) = torch.autograd.grad(plain.pow(3).sum(), x)
-    torch.testing.assert_close(fast, slow)
-
-
-@pytest.mark.parametrize("center", [None, "batch"])
-def test_vmap_in_both_randomness_modes(center: str | None) -> None:
-    x = torch.randn(1, 5, 6).expand(4, 5, 6)
-
-    def noisy(rows: Tensor) -> Tensor:
-        return rotation_out(rows, 0.3, draw=STRUCTURED, center=center)
-
-    same = torch.vmap(noisy, randomness="same")(x)
-    different = torch.vmap(noisy, randomness="different")(x)
-    assert torch.equal(same[0], same[1])
-    assert not torch.equal(different[0], different[1])
-    expected = torch.linalg.vector_norm(x, dim=-1)
-    assert (torch.linalg.vector_norm(different, dim=-1) >= expected * 0.5).all()
-    for randomness in ("same", "different"):
-        inner = torch.vmap(torch.func.grad(lambda rows: noisy(rows).pow(2).sum()), randomness=randomness)(x)
-        assert inner.shape == x.shape
-        torch.manual_seed(1)
-        outer = torch.func.grad(lambda rows: torch.vmap(noisy, randomness=randomness)(rows).pow(2).sum())(x)  # noqa: B023
-        torch.manual_seed(1)
-        value = torch.vmap(noisy, randomness=randomness)(x).pow(2).sum()
-        # The noise is linear in x, so x · grad of a square is twice the square.
-        torch.testing.assert_close((outer * x).sum(), 2 * value)
-
-
-def test_vmap_over_rotations_agrees_with_a_loop() -> None:
-    x, tan = torch.randn(3, 5, 6), torch.rand(3, 5)
-    index = ro.sample_rotation((5, 6), 0.3).index
-    mean = torch.randn(3, 6)
-    batched = torch.vmap(lambda x, t, m: rotate(x, ro.Rotation(t, index, 6), m))(x, tan, mean)
-    for i in range(3):
-        torch.testing.assert_close(batched[i], rotate(x[i], ro.Rotation(tan[i], index, 6), mean[i]))
 
 
 def test_identity_when_not_training_or_without_strength() -> None:
@@ -344,85 +232,3 @@ def test_blocks_turn_only_some_positions() -> None:
     assert 0.1 < changed.float().mean() < 0.3
     everywhere = (rotation_out(x, 0.5, dim=1, draw=MAPS, block_size=30, coverage=1.0) != x).any(1)
     assert everywhere.all()
-
-
-X = torch.randn(4, 6)
-FITTING = ro.sample_rotation((4, 6), 0.2)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: rotation_out(X.long(), 0.5),
-            TypeError,
-            r"16 to 64 bits.*got torch.int64.*x.float\(\)",
-        ),
-        (lambda: rotation_out(X.to(torch.complex64), 0.5), TypeError, "got torch.complex64"),
-        (lambda: rotation_out(X.to(torch.float8_e4m3fn), 0.5), TypeError, "got torch.float8"),
-        (lambda: rotation_out(X, 0.5, center=False), ValueError, "center must be one of 'batch', got False"),
-        (lambda: rotation_out(X, 0.5, center=torch.zeros(1)), ValueError, r"center must have shape \(6,\)"),
-        (lambda: rotation_out(X, 0.5, center=torch.zeros(6).to(torch.complex64)), TypeError, "center must be a real"),
-        (lambda: rotation_out(X, 0.5, draw="structured"), TypeError, "draw must be a Draw, got str 'structured'"),
-        (lambda: rotation_out(X, 0.5, coverage=0.5), ValueError, "it needs a block_size"),
-        (lambda: rotation_out(X, 0.5, training=False, mask=torch.ones(3)), TypeError, "mask must be a boolean"),
-        (lambda: rotate(X, FITTING, 0.5), TypeError, "mean must be a real floating-point tensor, got float"),
-        (lambda: rotation_out([1.0, 2.0], 0.5), TypeError, "x must be a Tensor, got list"),
-        (lambda: rotation_out(torch.tensor(1.0), 0.5), ValueError, "without dimensions"),
-        (lambda: rotation_out(X[:, :1], 0.5), ValueError, "dim = -1 has size 1"),
-        (lambda: rotation_out(X[:, :0], 0.5), ValueError, "dim = -1 has size 0"),
-        (lambda: rotation_out(X[:, :1], 0.5, training=False), ValueError, "dim = -1 has size 1"),
-        (lambda: rotation_out(X, 0.5, dim=5), IndexError, "dim = 5 does not exist"),
-        (lambda: rotation_out(X, 1.0), ValueError, r"must be in \[0, 1\), got 1.0"),
-        (lambda: rotation_out(X, float("nan")), ValueError, "got nan"),
-        (lambda: rotation_out(X, "half"), TypeError, "p must be a number, got str"),
-        (lambda: rotation_out(X, 0.5, center="mean"), ValueError, "center must be one of 'batch', got 'mean'"),
-        (lambda: rotation_out(X[:1], 0.5, center="batch"), ValueError, "more than one value per feature"),
-        (lambda: rotation_out(X, 0.9, draw=ro.Draw(law="gaussian_angle")), ValueError, "reaches λ = 1.85"),
-        (lambda: rotation_out(X, 0.5, block_size=2), ValueError, "axes after the feature axis"),
-        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=0), ValueError, "positive integer"),
-        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=0.0), ValueError, r"in \(0, 1\]"),
-        (lambda: rotation_out(X, 0.5, mask=torch.ones(4)), TypeError, "mask must be a boolean tensor"),
-        (
-            lambda: rotation_out(X, 0.5, mask=torch.ones(3, dtype=torch.bool)),
-            ValueError,
-            r"mask must broadcast to \(4,\)",
-        ),
-        (lambda: rotation_out(X, 0.5, backend="cuda"), ValueError, "backend must be one of"),
-        (lambda: rotate(X, FITTING.matrix()), TypeError, "rotation must be a Rotation, got Tensor"),
-        (lambda: rotate(X[:, :4], FITTING), ValueError, "rotation turns 6 features, but x has 4 along dim = -1"),
-        (lambda: rotate(X[:3], FITTING), ValueError, r"leading shape \(4,\), which does not broadcast to \(3,\)"),
-        (lambda: rotate(X[0], FITTING), ValueError, r"does not broadcast to \(\)"),
-        (lambda: rotate(X, FITTING, torch.zeros(5)), ValueError, r"mean must have shape \(6,\)"),
-        (lambda: rotate(X, FITTING, torch.zeros(1)), ValueError, r"mean must have shape \(6,\)"),
-        (lambda: rotate(X.to("meta"), FITTING), ValueError, r"rotation is on cpu and x on meta; move it"),
-        (lambda: rotate(X, FITTING, torch.zeros(6, device="meta")), ValueError, "mean is on meta and x on cpu"),
-    ],
-)
-def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize("center", [None, "batch"])
-def test_many_gradients_at_once(center: str | None) -> None:
-    """``is_grads_batched``, which `torch.autograd.functional.jacobian` uses too."""
-    x = torch.randn(3, 4, requires_grad=True)
-
-    def turn(x: Tensor) -> Tensor:
-        return rotation_out(x, 0.3, center=center, generator=torch.Generator().manual_seed(0))
-
-    y = turn(x)
-    (rows,) = torch.autograd.grad(y, x, torch.eye(12).view(12, 3, 4), is_grads_batched=True)
-    torch.testing.assert_close(rows.view(3, 4, 3, 4), torch.autograd.functional.jacobian(turn, x))
-
-
-@pytest.mark.parametrize("p", [1e-4, 0.2])
-def test_the_gradient_of_a_mean_is_not_lost_in_rounding(p: float) -> None:
-    x, mean = torch.randn(64, 16, dtype=torch.bfloat16), torch.randn(16, requires_grad=True)
-    rotation, weight = ro.sample_rotation((64, 16), p), torch.randn(64, 16, dtype=torch.bfloat16)
-    found = [
-        torch.autograd.grad(rotate(x.to(kind), rotation, mean), mean, weight.to(kind))[0]
-        for kind in (torch.bfloat16, torch.float64)
-    ]
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5 * p**0.5)

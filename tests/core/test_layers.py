@@ -249,8 +249,8 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut2d(coverage=0.3), ValueError, "it needs a block_size"),
         (lambda: ro.RotationOut(num_features=6), ValueError, "num_features is for center='running'"),
         (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
-        (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis"),
-        (lambda: ro.RotationOut()(torch.tensor(1.0)), TypeError, "takes a tensor with a feature axis"),
+        (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list$"),
+        (lambda: ro.RotationOut()(torch.tensor(1.0)), TypeError, "a feature axis, got one without dimensions"),
         (lambda: ro.RotationOut2d(dim=3), TypeError, "unexpected keyword argument 'dim'"),
         (
             lambda: ro.RotationOut2d()(MAP[0, 0]),
@@ -263,7 +263,7 @@ MAP = torch.randn(2, 8, 4, 4)
         (
             lambda: ro.RotationOut(center="running", num_features=3)(MAP),
             ValueError,
-            "num_features is 3, but the input has 4",
+            r"num_features is 3, but the input has 4 features, those of its axis \d: \(",
         ),
         (lambda: ro.RotationOut()(MAP.long()), TypeError, "got torch.int64"),
         (lambda: ro.RotationOut(backend="nope"), ValueError, "backend must be one of"),

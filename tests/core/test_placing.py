@@ -1,46 +1,17 @@
-"""Inserting noise into models and removing it: what stays as it was, where it acts, and what is refused."""
+"""Inserting noise into models and removing it: what stays as it was, and where it acts."""
 
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.core.placed_networks import IMAGES, Block, Network, state
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import rotationout as ro
-
-
-class Block(nn.Module):
-    """Attributes called in another order than they are registered, one of them twice, and a shortcut."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
-        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
-        self.norm = nn.BatchNorm2d(width)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.conv1(x))
-        return self.act(x + self.conv2(self.norm(self.act(y))))
-
-
-class Network(nn.Module):
-    """Stages in a nn.Sequential, a block that is used twice, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3)
-        self.layer1 = nn.Sequential(Block(), Block())
-        self.layer2 = nn.Sequential(Block(), self.layer1[0])
-        self.head = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
 
 
 class Recording(nn.Module):
@@ -48,18 +19,6 @@ class Recording(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if self.training else x
-
-
-IMAGES = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0))
-
-
-def state(model: nn.Module) -> list[Any]:
-    """Everything there is to see of a model's modules, for comparison."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs")
-    return [
-        (name, id(module), type(module), sorted(vars(module)), {hook: dict(vars(module)[hook]) for hook in hooks})
-        for name, module in model.named_modules(remove_duplicate=False)
-    ]
 
 
 def test_nothing_but_training_changes_and_remove_undoes_it() -> None:
@@ -262,134 +221,6 @@ def test_noise_follows_mode_device_and_precision_of_its_place() -> None:
     assert report.noises[0]._scale.dtype == torch.float32
     lazy = Network().to("meta")
     assert ro.insert(lazy, ro.RotationOut(0.5), before=nn.Linear).noises[0]._scale.device.type == "meta"
-
-
-class Refusing(nn.Linear):
-    """A module that takes no hooks."""
-
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("no hooks here")
-
-
-def test_a_model_is_untouched_if_insertion_fails() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Refusing(4, 4), nn.Conv2d(4, 4, 1))
-    before = state(model)
-    with pytest.raises(RuntimeError, match="no hooks here"):
-        ro.insert(model, ro.RotationOut(0.5), before=nn.Linear)
-    assert state(model) == before
-    with pytest.raises(ValueError, match=r"RotationOut does not fit after '3': Conv2d has maps"):
-        ro.insert(model, ro.RotationOut(0.5), after=(nn.Linear, nn.Conv2d))
-    assert state(model) == before
-
-
-def twice() -> None:
-    model = Network()
-    ro.insert(model, ro.RotationOut(0.5), before="head.0")
-    ro.insert(model, ro.RotationOut(0.5), before=nn.Linear)
-
-
-class OwnForward(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
-
-VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: ro.insert(Network(), MAPS, before="layer1.0.cnov1"),
-            ValueError,
-            r"no module; near are 'layer1\.0\.conv",
-        ),
-        (lambda: ro.insert(Network(), MAPS, before="conv1"), ValueError, r"near are 'layer1\.0\.conv1'"),
-        (lambda: ro.insert(Network(), MAPS, before="zzzz"), ValueError, r"there are 'stem', 'layer1'"),
-        (
-            lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, within="layre1"),
-            ValueError,
-            r"within='layre1'.*'layer1'",
-        ),
-        (
-            lambda: ro.insert(Network(), MAPS, before=nn.Conv3d),
-            ValueError,
-            r"matches no module; the model has 7 Conv2d",
-        ),
-        (
-            lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, within="head"),
-            ValueError,
-            r"matches 7 modules, but within",
-        ),
-        (
-            lambda: ro.insert(Network(), MAPS, before=nn.Linear),
-            ValueError,
-            r"Linear has features on the last axis; use Ro",
-        ),
-        (lambda: ro.insert(Network(), VECTORS, before=nn.Conv2d), ValueError, r"use RotationOut2d there"),
-        (
-            lambda: ro.insert(Network(), VECTORS, after=nn.ReLU),
-            ValueError,
-            r"cannot be known from its type, ReLU: say it",
-        ),
-        (lambda: ro.insert(Network(), VECTORS, after=nn.ReLU, dim="last"), TypeError, r"dim must be an integer"),
-        (twice, ValueError, r"a noise before 'head\.0' already; rotationout\.remove"),
-        (
-            lambda: ro.insert(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), VECTORS, before="x"),
-            ValueError,
-            "script",
-        ),
-        (lambda: ro.insert(torch.compile(Network()), VECTORS, before=nn.Linear), ValueError, r"compiled already"),
-        (lambda: ro.insert(Network(), VECTORS), ValueError, r"say where"),
-        (lambda: ro.insert(Network(), VECTORS, before="stem", after="stem"), ValueError, r"not both"),
-        (lambda: ro.insert(Network(), VECTORS, before=Network()), TypeError, r"types of modules or patterns"),
-        (lambda: ro.insert(Network(), VECTORS, before=[]), ValueError, r"before is empty"),
-        (lambda: ro.insert(Network(), VECTORS, before="stem", where="stem"), TypeError, r"where must be a function"),
-        (lambda: ro.insert(Network(), VECTORS, before="stem", within=[nn.Linear]), TypeError, r"within must be names"),
-        (lambda: ro.insert(Network(), 0.5, before=nn.Linear), TypeError, r"noise must be a module"),
-        (lambda: ro.insert(Network(), nn.PReLU(), before=nn.Linear), TypeError, r"no parameters of its own, got PReLU"),
-        (lambda: ro.insert(Network(), ro.nn.ShakeShake(), before=nn.Linear), TypeError, r"must take one tensor"),
-        (lambda: ro.insert("resnet", VECTORS, before=nn.Linear), TypeError, r"must be a torch.nn.Module, got str"),
-        (
-            lambda: ro.insert(nn.ModuleList([Network()]), VECTORS, where=lambda n, m: not n),
-            ValueError,
-            r"a container: choose the modules in it",
-        ),
-        (lambda: ro.insert(nn.Sequential(), VECTORS, after=nn.Sequential), ValueError, r"empty nn\.Sequential"),
-        (lambda: ro.insert(OwnForward(nn.ReLU()), VECTORS, after=OwnForward), ValueError, r"a forward of its own"),
-        (lambda: ro.insert(nn.Embedding(5, 4), VECTORS, before=nn.Embedding), ValueError, r"takes indices"),
-        (lambda: ro.insert(nn.LSTMCell(4, 4), VECTORS, after=nn.LSTMCell), ValueError, r"is its state too"),
-        (lambda: ro.insert(nn.LSTM(4, 4), MAPS, after=nn.LSTM), TypeError, r"does not take the last axis"),
-        (
-            lambda: ro.insert(Network(), ro.RotationOut(center="running", num_features=8), before=nn.Linear),
-            ValueError,
-            r"num_features = 8 of RotationOut does not fit before 'head\.2', which has 16",
-        ),
-        (lambda: ro.insert_in_stages(nn.Linear(2, 2), MAPS), ValueError, r"are called layer1, layer2"),
-        (lambda: ro.insert_in_stages(Network(), MAPS, last=3), ValueError, r"the last 3 stages, but the model has 2"),
-        (lambda: ro.insert_in_stages(Network(), MAPS, last=0), ValueError, r"positive integer, got 0"),
-        (lambda: ro.insert_blocks(Network().layer1, linear=True), ValueError, r"are called layer1"),
-    ],
-)
-def test_bad_input_says_what_would_be_right(call: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_what_is_found_out_at_the_first_call() -> None:
-    class Answer(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"logits": x}
-
-    model = nn.Sequential(Answer())
-    ro.insert(model, ro.RotationOut(0.5), after="0", dim=-1)
-    with pytest.raises(TypeError, match=r"after '0' takes a tensor, or a tuple .* got dict"):
-        model(torch.ones(2, 4))
-    model.eval()(torch.ones(2, 4))
-    linear = nn.Sequential(nn.Identity())
-    ro.insert(linear, ro.RotationOut(0.5), after="0", dim=3)
-    with pytest.raises(ValueError, match=r"dim = 3 at '0' is out of range for \(2, 4\)"):
-        linear(torch.ones(2, 4))
 
 
 def test_presets_leave_shortcuts_alone() -> None:

@@ -341,6 +341,12 @@ X = torch.randn(T, N, C)
             TypeError,
             "ModuleList holds a noise on sequences",
         ),
+        (lambda: NoisyGRU(C, H, layer_noise=0.3), TypeError, "layer_noise must be a module, .* got 0.3"),
+        (
+            lambda: NoisyGRU(C, H, layer_noise=LockedDropout(0.3)),
+            UserWarning,
+            "layer_noise is between layers, but num_layers is 1: it will never act",
+        ),
         (lambda: NoisyLSTM.from_module(nn.GRU(C, H)), TypeError, "NoisyLSTM is made from a nn.LSTM, got GRU"),
         (lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None), TypeError, "unexpected keyword argument 'noise'"),
         (lambda: NoisyLSTM(C, H)(X, torch.zeros(1, N, H)), TypeError, r"hx must be a tuple \(h_0, c_0\), got Tensor"),

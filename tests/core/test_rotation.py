@@ -157,6 +157,12 @@ def test_bad_angles(theta: float) -> None:
         ro.Rotation.from_permutation([0, 1], theta)
 
 
+@pytest.mark.parametrize("theta", ["0.1", None])
+def test_angles_that_are_no_numbers(theta: object) -> None:
+    with pytest.raises(TypeError, match="theta must be an angle in radians, or a tensor of them, got "):
+        ro.Rotation.from_permutation([0, 1], theta)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("field", ["pairing", "pairing_per", "angle_per", "law", "side"])
 def test_unknown_choices(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be one of .*got 'nonsense'"):
@@ -166,6 +172,10 @@ def test_unknown_choices(field: str) -> None:
 def test_bad_arguments_of_sample_rotation() -> None:
     with pytest.raises(ValueError, match=r"dim = -1 has size 1.*at least 2 features"):
         ro.sample_rotation((4, 1), 0.2)
+    with pytest.raises(TypeError, match=r"shape must be that of a tensor, e\.g\. \(32, 64\), got int 6"):
+        ro.sample_rotation(6, 0.2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"shape must have no negative sizes, got \(-1, 6\)"):
+        ro.sample_rotation((-1, 6), 0.2)
     with pytest.raises(IndexError, match="dim = 2 does not exist in a tensor with 2 dimensions"):
         ro.sample_rotation((4, 6), 0.2, dim=2)
     with pytest.raises(TypeError, match="dim must be an integer"):

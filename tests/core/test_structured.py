@@ -124,6 +124,7 @@ def test_shake_shake_keeps_weights_and_no_more_for_backward() -> None:
         ),
         (lambda: cutout(torch.ones(4, 4), 0.2), ValueError, r"Cutout takes images, .* got shape \(4, 4\)"),
         (lambda: cutout([1.0], 0.2), ValueError, "Cutout takes images, .* got list"),
+        (lambda: cutout(torch.ones(1, 4, 4).to_sparse(), 0.2), TypeError, "a dense tensor, got torch.sparse_coo"),
         (lambda: cutout(torch.ones(1, 4, 4), 1.0), ValueError, "p is a drop probability"),
     ],
 )

@@ -11,7 +11,8 @@ from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100, detection, images, speech
-from rotationout.report import digits, ghost, shift, small_batch
+from rotationout.recipes.search import SEARCH, STRONG
+from rotationout.report import digits, ghost, search, shift, small_batch
 from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
@@ -19,7 +20,7 @@ from .cells import RESULTS, markdown
 __all__ = ["PROTOCOL", "texts"]
 
 PROTOCOL = "cifar100_resnet110_protocol"
-ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE)
+ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 NOTHING = "*No run of this is recorded yet.*"
 
@@ -108,9 +109,12 @@ def _studies() -> dict[str, str]:
         "shift_table": (shift.RECIPE, shift.table),
         "coadaptation_table": (shift.RECIPE, shift.coadaptation_table),
         "ghost_table": (ghost.RECIPE, ghost.table),
+        "search_table": (SEARCH, search.table),
+        "strong_table": (STRONG, search.table),
     }
     found = {}
     for key, (recipe, make) in makers.items():
         records = read_records(RESULTS, recipe)
         found[key] = make(records).markdown() if records else NOTHING
+    found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
     return found

@@ -9,6 +9,7 @@ from typing import Any
 from rotationout.cli.runs import numbers, sweep
 from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
+from rotationout.recipes.search import SEARCH
 
 from .accuracy import PROTOCOL
 from .cells import RESULTS, markdown
@@ -17,7 +18,7 @@ __all__ = ["texts"]
 
 SEEDS = 5
 """Runs of a row in the paper's tables, where it says how many."""
-ONCE = (PROTOCOL, "an4_strength")
+ONCE = (PROTOCOL, SEARCH, "an4_strength")
 """Tables by which something was chosen, of one run a row."""
 
 

@@ -53,7 +53,26 @@ def _layers() -> dict[str, str]:
         "gpu_kept": _range(kept, 1),
         "gpu_dropout_kept": _range(dropped, 0),
         "gpu_rows_of_map": f"{rows_of_map:.1f}",
+        "small_table": _small(),
     }
+
+
+def _small() -> str:
+    """Forward and backward on small maps, by noise and map."""
+    rows = [row for row in _record("ops_nvidia-h200_torch-2.11.0.json") if "both_us" not in row]
+    tensors = list(dict.fromkeys(row["tensor"] for row in rows))
+    times = {(row["tensor"], row["noise"]): row["captured_us"][0] for row in rows}
+    noises = {
+        "`nn.Dropout`": "nn.Dropout",
+        "un-centred, structured": "structured per example",
+        "un-centred, permutation": "permutation per example",
+        "about the batch mean (default)": "batch mean",
+    }
+    cells = [["`nn.Dropout2d`", *(f"{times[tensor, 'nn.Dropout2d']:.1f} µs" for tensor in tensors)]]
+    for label, noise in noises.items():
+        ratios = [times[tensor, noise] / times[tensor, "nn.Dropout2d"] for tensor in tensors]
+        cells.append([label, *(f"{ratio:.2f}×" for ratio in ratios)])
+    return markdown(["noise", *(tensor.removeprefix("bfloat16 ") for tensor in tensors)], cells)
 
 
 def _networks() -> dict[str, str]:
@@ -68,6 +87,12 @@ def _networks() -> dict[str, str]:
         "un-centred, structured": "structured",
     }
     found = {f"resnet50_{key}": f"{100 * (whole[name] / whole['none'] - 1):.1f} %" for name, key in names.items()}
+    for (network, with_compiler), times in steps.items():
+        if network.startswith("transformer"):
+            for name, key in names.items():
+                if name in times:
+                    label = f"transformer_{'compiled_' if with_compiler else ''}{key}"
+                    found[label] = f"{100 * (times[name] / times['none'] - 1):.1f} %"
     block, compiled = (
         steps["block of 256 channels", False],
         steps["block of 256 channels", True],

@@ -85,6 +85,8 @@ def _shape(text: str) -> tuple[int, ...]:
     sizes = text.replace("x", ",").split(",")
     if not all(size.isdecimal() and int(size) for size in sizes) or len(sizes) not in (2, 3, 4):
         misuse(f"must be N,D or N,T,D or N,C,H,W, for instance 128,64,32,32, got {text!r}", "--shape")
+    if int(sizes[1 if len(sizes) == 4 else -1]) < 2:
+        misuse(f"must have at least 2 features, D or C, to pair, got {text!r}", "--shape")
     return tuple(map(int, sizes))
 
 

@@ -182,7 +182,7 @@ def _parsed(name: str, kind: str, text: str) -> Any:
     except (ValueError, KeyError):
         kind = kind.removesuffix(" | None")
         example = next(shown for begins, shown in EXAMPLES.items() if kind.startswith(begins))
-        misuse(f"must be {kind}, for instance {example}, got {text!r}", _option(name))
+        misuse(f"must be {_metavar(kind)}, for instance {example}, got {text!r}", _option(name))
 
 
 def _value(kind: str, text: str) -> Any:

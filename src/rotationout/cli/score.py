@@ -31,6 +31,8 @@ def score(
 ) -> None:
     """Score detections that were made where pycocotools is absent, and put AP into their records.
 
+    Runs leave them beside their records. What has scores is left alone.
+
     Example:
         rotationout score bccd --data BCCD --picture out/figures
     """

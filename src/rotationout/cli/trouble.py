@@ -80,6 +80,8 @@ def told(function: Callable[..., None]) -> Callable[..., None]:
 
 def _line(error: Exception) -> str:
     """What to say of an error that is a user's; a module that is missing and no extra has is none."""
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
+        return f"{error.filename}: a folder must be there, not a file"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:

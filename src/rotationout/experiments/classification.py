@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import noise as make_noise
-from ..strength import check_choice
+from ..strength import check_choice, check_rate
 from . import cifar, processes
 from .cifar import Images
 from .classifier import Classifier, ClassifierConfig
@@ -37,6 +37,7 @@ class ClassificationConfig(ClassifierConfig):
         stages: the stages that have the noise.
         norm: what normalises in the place of BatchNorm.
         ghost_batch: how many examples of a batch are normalised together, 0 for all.
+        dropout: drop probability of an element-wise Dropout after the noise, in every place that has one.
         held_out: train without this many of the training images, and test on them instead of the test set.
         studies: what is measured of the trained network.
     """
@@ -45,6 +46,7 @@ class ClassificationConfig(ClassifierConfig):
     stages: tuple[int, ...] = (3,)
     norm: str = "batch"
     ghost_batch: int = 0
+    dropout: float = 0.0
     milestones: tuple[int, ...] = (32_000, 48_000)
     held_out: int = 0
     studies: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ class ClassificationConfig(ClassifierConfig):
         super().__post_init__()
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
+        check_rate(self.dropout)
         self._check_least(0, "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
@@ -84,7 +87,8 @@ def build_network(config: ClassificationConfig) -> nn.Module:
     """The network of a config, with its noise in place; initial weights by torch's default generator."""
 
     def noise(channels: int) -> nn.Module:
-        return make_noise(config.noise, config.p, **config.options_at(channels))
+        made = make_noise(config.noise, config.p, **config.options_at(channels))
+        return nn.Sequential(made, nn.Dropout(config.dropout)) if config.dropout else made
 
     network = NETWORKS[config.network](noise=noise, stages=config.stages, **config.network_options)
     return normalized(network, config.norm, config.batch, config.ghost_batch)

@@ -91,9 +91,7 @@ def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[st
         kept = type(config)(**content["config"])
         state, history = content["state"], content["history"]
     except Exception as error:
-        raise ValueError(
-            f"{path} is not a checkpoint of a run, or is damaged ({error}); delete it to start anew"
-        ) from error
+        raise ValueError(f"{path} is not a checkpoint of a run, or is damaged; delete it to start anew") from error
     if kept != config:
         differing = [name for name, value in asdict(config).items() if asdict(kept)[name] != value]
         raise ValueError(

@@ -122,7 +122,7 @@ def multiply(
     """All of the above once the strength is the parameter of ``kind``: a number, or a tensor a schedule may change."""
     axis = inputs.check_features(x, dim)
     inputs.check_center(center, x, axis)
-    weight = None if mask is None else inputs.mask_weight(mask, x.shape[:axis] + x.shape[axis + 1 :])
+    weight = None if mask is None else inputs.mask_weight(mask, x, axis)
     together = sync and inputs.processes() > 1
     if not active or (x.numel() == 0 and not together):  # an empty batch still has a part in a mean over processes
         return x

@@ -12,6 +12,7 @@ __all__ = [
     "broadcasts_to",
     "check_batch",
     "check_center",
+    "check_dense",
     "check_device",
     "check_features",
     "check_mean",
@@ -22,9 +23,10 @@ __all__ = [
 
 
 def check_features(x: Tensor, dim: int) -> int:
-    """The feature axis of ``x`` counted from the front, if it is a floating-point tensor that has one."""
+    """The feature axis of ``x`` counted from the front, if it is a dense floating-point tensor that has one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
+    check_dense(x)
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise TypeError(
             f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. x.float()"
@@ -32,6 +34,14 @@ def check_features(x: Tensor, dim: int) -> int:
     if x.ndim == 0:
         raise ValueError("x must have a feature axis, got a tensor without dimensions")
     return rotation.resolve_axis("dim", dim, x.ndim)
+
+
+def check_dense(x: Tensor) -> None:
+    """``x`` has a value for every place, and places that can be counted."""
+    if x.is_nested:
+        raise TypeError("x must be a dense tensor, got a nested one; pad it, x.to_padded_tensor(0.0), and give a mask")
+    if x.layout is not torch.strided:
+        raise TypeError(f"x must be a dense tensor, got {x.layout}; convert it first, e.g. x.to_dense()")
 
 
 def check_center(center: str | Tensor | None, x: Tensor, axis: int) -> None:
@@ -74,15 +84,17 @@ def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return missing >= 0 and all(n in (1, m) for n, m in zip(shape, target[missing:], strict=True))
 
 
-def mask_weight(mask: Tensor, leading: torch.Size) -> Tensor:
-    """A mask as weights of rows, 1 where there are features and 0 at padding."""
+def mask_weight(mask: Tensor, x: Tensor, axis: int) -> Tensor:
+    """A mask as weights of the rows of ``x``, 1 where there are features and 0 at padding."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a boolean tensor, True where there are features, got {kind}")
+    leading = x.shape[:axis] + x.shape[axis + 1 :]
     if not broadcasts_to(mask.shape, leading):
         raise ValueError(
             f"mask must broadcast to {tuple(leading)}, the shape of x without its feature axis, got {tuple(mask.shape)}"
         )
+    check_device("mask", mask, x)
     return mask.to(torch.float32).expand(leading)
 
 

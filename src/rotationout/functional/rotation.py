@@ -141,7 +141,7 @@ def apply_noise(
     leading = x.shape[:axis] + x.shape[axis + 1 :]
     inputs.check_center(center, x, axis)
     covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
-    weight = None if mask is None else inputs.mask_weight(mask, leading)
+    weight = None if mask is None else inputs.mask_weight(mask, x, axis)
     # An empty batch still has a part in a mean over processes.
     if not active or (x.numel() == 0 and not (sync and inputs.processes() > 1)):
         return x

@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from .. import strength
 from ..rotation import random_source
+from .inputs import check_dense
 
 __all__ = ["SHAKE_LIMIT", "check_shake_rate", "cut", "cutout", "mix", "shake_shake"]
 
@@ -45,6 +46,7 @@ def cut(x: Tensor, share: float | Tensor, active: bool, *, generator: torch.Gene
     if not isinstance(x, Tensor) or x.ndim not in (3, 4):
         got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"Cutout takes images, (N, C, H, W) or (C, H, W), got {got}")
+    check_dense(x)
     if not active or x.numel() == 0:
         return x
     root = (share if isinstance(share, Tensor) else torch.full((), share, device=x.device)).sqrt()

@@ -153,7 +153,8 @@ class CentredNoise(Noise):
         if not self.training:
             return input
         if not isinstance(input, Tensor) or input.ndim == 0:
-            raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {input!r}")
+            got = "one without dimensions" if isinstance(input, Tensor) else type(input).__name__
+            raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {got}")
         dim, batch_dim = self._axes(input)
         output = self._disturb(input, self._center(input, dim), mask, dim, batch_dim)
         self._track_mean(input, mask, dim)
@@ -164,7 +165,10 @@ class CentredNoise(Noise):
         if self.running_mean is None:
             return self.center
         if x.size(dim) != self.running_mean.numel():
-            raise ValueError(f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)}")
+            raise ValueError(
+                f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)} features, those of its "
+                f"axis {dim}: {tuple(x.shape)}"
+            )
         # A copy, the mean as it was before this batch: no example sees another.
         return self.running_mean.clone() if self._active else None
 
@@ -172,7 +176,7 @@ class CentredNoise(Noise):
         """Bring the running mean up to date, if there is one."""
         if self.running_mean is None or not self.tracking:
             return
-        weight = None if mask is None else mask_weight(mask, x.shape[:dim] + x.shape[dim + 1 :])
+        weight = None if mask is None else mask_weight(mask, x, dim)
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
         kept = self.running_mean.dtype  # nothing seen, nothing learned: the weight of no rows is zero
         seen = (rows > 0).to(kept) if isinstance(rows, Tensor) else (1.0 if rows > 0 else 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -58,12 +60,18 @@ class _NoisyStack(nn.Module):
         self.layers = nn.ModuleList()
         self.layer_noises = nn.ModuleList()
         self.output_noise = noise_for("output_noise", output_noise, batch_first)
+        between = noise_for("layer_noise", layer_noise, batch_first)
+        if layer_noise is not None and num_layers == 1:  # as torch does of its dropout
+            warnings.warn(
+                "layer_noise is between layers, but num_layers is 1: it will never act; see input_noise, output_noise",
+                stacklevel=2,
+            )
         for k in range(num_layers):
             size = input_size if k == 0 else (1 + bidirectional) * (proj_size or hidden_size)
             layer = self._module(size, hidden_size, **self._options(), device=device, dtype=dtype)
             self.layers.append(WeightDrop(layer, weight_drop, variational=variational))
             if k > 0:
-                self.layer_noises.append(noise_for("layer_noise", layer_noise, batch_first))
+                self.layer_noises.append(copy.deepcopy(between))
         if device is not None:  # the noises may have been elsewhere
             self.to(device)
 
@@ -87,7 +95,7 @@ class _NoisyStack(nn.Module):
         kind = cast(type[nn.RNNBase], cls._module)
         if not isinstance(module, kind):
             raise TypeError(f"{cls.__name__} is made from a nn.{kind.__name__}, got {type(module).__name__}")
-        if module.dropout > 0:
+        if module.dropout > 0 and module.num_layers > 1:
             noises.setdefault("layer_noise", nn.Dropout(module.dropout))
         weight = next(module.parameters())
         stack = cls(

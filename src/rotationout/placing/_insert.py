@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..nn import NoisyGRU, NoisyLSTM, ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
@@ -218,14 +219,26 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
             f"what {name!r}, a {type(module).__name__}, returns is its state too, which noise would disturb from step "
             "to step: place noise before it, or at what uses its output"
         )
+    _check_made(noise)
     made = noise if isinstance(noise, nn.Module) else noise(name, module) if callable(noise) else noise
     own = _copy(made, name, module)
+    if isinstance(model, DistributedDataParallel) and getattr(own, "running_mean", None) is not None:
+        raise ValueError(
+            f"the running mean of {type(own).__name__} at {name!r} would be unknown to DistributedDataParallel, which "
+            "keeps those of all processes alike: insert first, then wrap"
+        )
     axis = _axis(own, name, module, side, dim)
     tensor = next((t for part in (module, model) for t in (*part.parameters(), *part.buffers())), torch.empty(0))
     own.to(tensor.device).train(module.training)
     argument = next(iter(inspect.signature(module.forward).parameters), "input")
     slot = kind(own, place=name, dim=axis, dims=dims_of_noise(own) or 0, argument=argument)
     return slot.train(module.training)
+
+
+def _check_made(noise: object) -> None:
+    """A class is callable too, but takes no name and module."""
+    if isinstance(noise, type) and issubclass(noise, nn.Module):
+        raise TypeError(f"noise must be a module, got the class {noise.__name__}; make one, e.g. {noise.__name__}(0.2)")
 
 
 def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from ..experiments.config import Config
-from . import cifar100, detection, images, speech
+from . import cifar100, detection, images, search, speech
 
-__all__ = ["TABLES", "cifar100", "detection", "images", "name_of", "speech"]
+__all__ = ["TABLES", "cifar100", "detection", "images", "name_of", "search", "speech"]
 
 TABLES: dict[str, Callable[[], Sequence[Config]]] = {
     **cifar100.TABLES,
+    **search.TABLES,
     **images.TABLES,
     **detection.TABLES,
     **speech.TABLES,

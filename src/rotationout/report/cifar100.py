@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import ghost, shift
+from ..recipes.search import SEARCH, STRONG
+from . import ghost, search, shift
 from .page import Section, Table
 from .table1 import table1
 
@@ -14,9 +15,16 @@ __all__ = ["SECTIONS", "table"]
 SECTIONS: dict[str, Callable[[str, Sequence[dict[str, Any]]], Section]] = {
     shift.RECIPE: shift.section,
     ghost.RECIPE: ghost.section,
+    SEARCH: search.section,
+    STRONG: search.section,
 }
 """The parts of the report that recipes make which are no rows of Table 1: a title and records."""
-_TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], Table]] = {shift.RECIPE: shift.table, ghost.RECIPE: ghost.table}
+_TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], Table]] = {
+    shift.RECIPE: shift.table,
+    ghost.RECIPE: ghost.table,
+    SEARCH: search.table,
+    STRONG: search.table,
+}
 
 
 def table(records: Sequence[dict[str, Any]]) -> Table:

@@ -29,6 +29,8 @@ TITLES: dict[str, str] = {
     "cifar100_resnet110_protocol": "How RotationOut is run: form, ramp and weight decay",
     "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, trained",
     "cifar100_ghost": "Appendix B: BatchNorm of small batches, on CIFAR-100",
+    "cifar100_resnet110_search": "The form of RotationOut that is best at weight decay 5e-4",
+    "cifar100_resnet110_strong": "Dropout and RotationOut at weight decay 5e-4",
 }
 
 

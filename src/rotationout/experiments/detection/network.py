@@ -112,5 +112,5 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         weights["conv1.weight"], weights["layer4.0.bn1.running_var"]
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path} does not hold the weights of a ResNet, or is damaged ({error})") from error
+        raise ValueError(f"{path} does not hold weights of torchvision's ResNet, or is damaged") from error
     return weights

@@ -157,7 +157,9 @@ def _load(path: Path, split: str) -> Packed:
         sound = sound and int(files.ends[-1]) == len(files.content)
         sound = sound and sorted(Counter(files.labels)) == list(range(len(files.classes)))
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path} does not hold packed images, or is damaged ({error})") from error
+        raise ValueError(
+            f"{path} does not hold packed images, or is damaged; pack them again: `rotationout images`"
+        ) from error
     if version != VERSION or not sound:
         raise ValueError(f"{path} does not hold the images of {split!r} as they are packed now: `rotationout images`")
     return files

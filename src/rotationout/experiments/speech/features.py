@@ -167,7 +167,10 @@ def load(path: Path | str) -> Features:
         features = Features(**content, problems=problems)
         sound = int(features.lengths.sum()) == len(features.frames) and len(features.lengths) == len(features)
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path} does not hold the features of a corpus, or is damaged ({error})") from error
+        raise ValueError(
+            f"{path} does not hold the features of a corpus, or is damaged; it must be what `rotationout features` "
+            "wrote, or the folder of a corpus"
+        ) from error
     if settings != SETTINGS or not sound:
         raise ValueError(f"{path} holds other features ({settings}); compute them again: `rotationout features`")
     return features

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...nn import NoisyLSTM
-from .padded import PaddedLSTM
 from .stepped import both_ways
 
 __all__ = ["Listener", "ctc_loss", "mirrored"]
@@ -40,8 +39,7 @@ class Listener(nn.Module):
         noise: makes the noise on the output of a layer, one for each.
         weight_drop: drop probability of the recurrent weights.
         variational: drop rows of them.
-        padded: pad inputs where cuDNN is faster then, see `PaddedLSTM`; what is computed is the same.
-        stepped: run the LSTMs a frame at a time instead of in cuDNN, see `both_ways`; likewise.
+        stepped: run the LSTMs a frame at a time instead of in cuDNN, see `both_ways`; what is computed is the same.
 
     >>> from rotationout import noise
     >>> network = Listener(40, 8, 2, 29, noise=lambda: noise("rotation-sequence", 0.2))
@@ -59,15 +57,14 @@ class Listener(nn.Module):
         noise: Callable[[], nn.Module] = nn.Identity,
         weight_drop: float = 0.0,
         variational: bool = False,
-        padded: bool = True,
         stepped: bool = False,
     ) -> None:
         super().__init__()
-        kind = PaddedLSTM if padded else NoisyLSTM
         sizes = [inputs, *[2 * hidden] * (layers - 1)]
 
         def direction() -> nn.ModuleList:
-            return nn.ModuleList(kind(size, hidden, weight_drop=weight_drop, variational=variational) for size in sizes)
+            layer = functools.partial(NoisyLSTM, weight_drop=weight_drop, variational=variational)
+            return nn.ModuleList(layer(size, hidden) for size in sizes)
 
         self.stepped = stepped
         self.onwards, self.backwards = direction(), direction()

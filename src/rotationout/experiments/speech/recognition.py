@@ -36,16 +36,16 @@ class SpeechConfig(Config):
 
     Args:
         hidden: units of each direction of a layer.
-        layers: how many.
+        layers: how many LSTM layers, each in both directions.
         weight_drop: drop probability of the recurrent weights.
-        variational: drop rows of them instead of single ones.
+        variational: drop whole rows of the recurrent weights instead of single ones.
         alphabet: what transcripts are written in.
         train_split: the split to learn from.
         test_split: the split to test on.
         held_out: learn without so many of the speakers, and test on them instead.
         test_every: epochs from test to test; the last one is always tested.
-        lstm: what runs the LSTMs: ``"cudnn"``, or ``"stepped"``, kernels of our own, meant to leave room for those
-            of other runs on the same GPU. What is computed is the same but for rounding.
+        lstm: what runs the LSTMs on a GPU: ``"cudnn"``, or ``"stepped"``, kernels of our own that leave room for
+            those of other runs. What is computed is the same but for rounding. On a CPU torch does either way.
         precision: ``"fp32"``, in which cuDNN's matrix products are TF32, or ``"fp16"``; torch casts no LSTM of cuDNN's
             to bf16.
     """
@@ -179,7 +179,7 @@ class Recognition(Run):
             noise=lambda: make_noise(config.noise, config.p, **config.noise_options),
             weight_drop=config.weight_drop,
             variational=config.variational,
-            stepped=config.lstm == "stepped",
+            stepped=config.lstm == "stepped" and self.device.type == "cuda",
         )
 
     def build_optimizer(self) -> torch.optim.Optimizer:

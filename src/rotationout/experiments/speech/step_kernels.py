@@ -1,8 +1,8 @@
 """LSTMs a frame at a time on a GPU, in Triton: both directions of a layer, or any number of LSTMs alike, in one launch.
 
-Runs side by side gain nothing from each other in cuDNN: seven on an H200 take seven times as long as one. Launches for
-single frames are small, and those of several runs, on streams of their own and captured in CUDA graphs, can overlap;
-``benchmarks/lstm.py`` measures whether they do. Import this only where triton is installed.
+Runs side by side gain little from each other in cuDNN. Launches for single frames are small, and those of several runs,
+on streams of their own and captured in CUDA graphs, overlap: on an H200 six runs of Table 4 take half as long as in
+cuDNN (``benchmarks/speech.py``). Import this only where triton is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

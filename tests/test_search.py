@@ -1,0 +1,107 @@
+"""The search at strong weight decay: its rows differ in one thing each, and the tables say what records say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import rotationout as ro
+from rotationout.experiments.classification import build_network
+from rotationout.experiments.results import read_records
+from rotationout.recipes import search as recipe
+from rotationout.recipes.cifar100 import resnet110
+from rotationout.report import cifar100, search, whole
+
+RESULTS = Path(__file__).parents[1] / "results"
+ROWS = {row.row: row for row in recipe.search_rows()}
+BASE = "rotation sigma 0.500"
+
+
+def record(row: str, points: float, seed: int = 0, table: str = recipe.STRONG) -> dict[str, Any]:
+    config = {"held_out": 5_000 if table == recipe.SEARCH else 0}
+    values = {"last10_top1": points, "best_top1": points + 0.3, "test_curve": [0.5, points / 100], "epochs": 2}
+    said = {"recipe": table, "row": row, "seed": seed, "steps": 64_000, "weight_decay": 5e-4, "config": config}
+    return {**said, **values, "device": "a GPU"}
+
+
+def strong(none: float, dropout: float, rotation: float) -> list[dict[str, Any]]:
+    means = zip(("none", *recipe.BEST), (none, dropout, rotation), strict=True)
+    return [record(row, mean + 0.1 * seed, seed) for row, mean in means for seed in range(3)]
+
+
+def test_forms_differ_from_the_default_in_one_thing() -> None:
+    base = ROWS[BASE]
+    for name, row in ROWS.items():
+        changed = {key for key in vars(row) if getattr(row, key) != getattr(base, key)} - {"row"}
+        if name.startswith(f"{BASE},"):
+            assert len(changed) == 1, name
+            assert len(row.noise_options.keys() - base.noise_options.keys()) + (changed == {"fade_out"}) == 1
+    for row in ROWS.values():
+        assert (row.weight_decay, row.held_out, row.steps, row.ramp) == (5e-4, 5_000, 32_000, 0)
+    assert ROWS[f"{BASE}, fading out"].fade_out == 32_000 - ROWS[BASE].milestones[1]
+
+
+def test_dropout_follows_rotations() -> None:
+    network = build_network(ROWS["rotation sigma 0.333, dropout keep 0.9"])
+    noises = [module for module in network.modules() if isinstance(module, (ro.RotationOut2d, nn.Dropout))]
+    assert len(noises) == 72
+    assert [type(noise) for noise in noises[:2]] == [ro.RotationOut2d, nn.Dropout]
+    assert {noise.p for noise in noises} == {0.1}
+    with pytest.raises(ValueError, match=r"1\.5"):
+        ROWS[BASE].replace(dropout=1.5)
+
+
+def test_the_best_meet_on_the_test_set_with_the_whole_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "BEST", ("dropout keep 0.8", f"{BASE}, fading out"))
+    rows = recipe.strong_rows()
+    assert [row.row for row in rows] == ["none", "dropout keep 0.8", f"{BASE}, fading out"]
+    whole_schedule = resnet110()
+    for row in rows:
+        assert (row.steps, row.milestones, row.held_out) == (64_000, whole_schedule.milestones, 0)
+        assert row.weight_decay == 5e-4
+    assert rows[2].fade_out == 64_000 - 48_000
+
+
+@pytest.mark.skipif(
+    len({run["row"] for run in read_records(RESULTS, recipe.SEARCH)}) < len(ROWS), reason="the search is not done yet"
+)
+def test_the_best_are_what_the_search_found() -> None:
+    assert search.chosen(read_records(RESULTS, recipe.SEARCH)) == recipe.BEST
+
+
+def test_what_is_best_is_chosen_by_the_mean() -> None:
+    runs = [record(BASE, 70.0), record(BASE, 74.0, 1), record("rotation sigma 0.333", 73.0)]
+    assert search.chosen([*runs, record("dropout keep 0.8", 71.0)]) == ("dropout keep 0.8", "rotation sigma 0.333")
+    with pytest.raises(ValueError, match="no records with dropout; rotationout sweep cifar100_resnet110_search"):
+        search.chosen(runs)
+
+
+@pytest.mark.parametrize(
+    ("means", "said"),
+    [
+        ((71, 72, 74), "ahead of no noise (+3.00 points, p < 0.001), and ahead of Dropout (+2.00 points, p < 0.001)."),
+        ((71, 74, 72), "ahead of no noise (+1.00 points, p < 0.001), and behind Dropout (−2.00 points, p < 0.001)."),
+        ((72, 72.1, 72.02), "not told apart from no noise (+0.02 points, p = 0.819), and not told apart from Dropout"),
+    ],
+)
+def test_the_verdict_is_as_plain_when_it_loses(means: tuple[float, float, float], said: str) -> None:
+    assert search.verdict(strong(*means)).startswith(f"RotationOut is {said}")
+
+
+def test_no_verdict_without_all_three() -> None:
+    assert search.verdict([]) == ""
+    assert search.verdict(strong(71, 72, 73)[:6]) == ""
+    assert "not told apart" in search.verdict(strong(71, 72, 73)[::3]), "one run each"
+
+
+@pytest.mark.parametrize("table", [recipe.SEARCH, recipe.STRONG])
+def test_tables_and_sections(table: str) -> None:
+    records = [{**run, "recipe": table} for run in strong(71, 72, 73)]
+    cells = cifar100.table(records)
+    assert cells.rows[2] == [BASE, "3", "73.10 ± 0.10", "73.40 ± 0.10", "< 0.001", "< 0.001"]
+    assert cells.rows[1][-1] == "–", "the best Dropout against itself"
+    assert not any("paper" in name for name in cells.header)
+    made = cifar100.SECTIONS[table](whole.TITLES[table], records)
+    assert made.table == cells
+    assert any("RotationOut is ahead" in text for text in made.prose) == (table == recipe.STRONG)
