@@ -18,8 +18,9 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kerne
 
 from rotationout import pairing  # noqa: E402
 from rotationout.kernels import reference  # noqa: E402
-from rotationout.kernels.triton import choose, feature_sum, rotate, rotate_centred, sample  # noqa: E402
+from rotationout.kernels.triton import apply, choose, feature_sum, rotate, rotate_centred, sample  # noqa: E402
 from rotationout.kernels.triton import layout as arrangements  # noqa: E402
+from rotationout.kernels.triton.lanes_sum import signs_kernel  # noqa: E402
 from rotationout.kernels.triton.launch import Program  # noqa: E402
 from rotationout.kernels.triton.once import once_kernel  # noqa: E402
 
@@ -44,6 +45,13 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "maps of one position": ((3, 16, 1, 1), 1, "contiguous"),
     "one vector": ((12,), 0, "contiguous"),
 }
+# Each with another program that turns: pairs of channels, rows in shared memory, a table through the cache, lanes.
+TURNS = [
+    ("large maps", "table", torch.float32),
+    ("channels last", "table", torch.bfloat16),
+    ("channels last", "table", torch.float32),
+    ("rows", "structured", torch.float16),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -234,14 +242,98 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
 
 
 def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SUM_TILE", (128, 128))
+    monkeypatch.setattr(choose, "SUM_TILE", 128)
     for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
         monkeypatch.setattr(choose, "SUM_PARTS", (parts, parts))
+        monkeypatch.setattr(arrangements, "_plans", {})
         x, dim = _features(layout, torch.float32)
         torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
         draw = _draw(x, dim, "structured", "row", "row")
         expected = reference.rotate_centred(x, None, *draw, dim, True)
         torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("features", [6, 12, 24, 33, 64, 80, 256])
+def test_structured_turns_are_added_up(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number of lanes, features of 32 bits and words of two, in tiles that do not divide features and rows."""
+    torch.manual_seed(10)
+    for dtype, tile, programs in zip((*DTYPES, torch.float32), (256, 256, 4096, 4096), (3, 2, 1, 2), strict=True):
+        monkeypatch.setattr(choose, "LANES_SUM_TILE", tile)
+        monkeypatch.setattr(choose, "LANES_SUM_PROGRAMS", (programs, programs))
+        monkeypatch.setattr(arrangements, "_plans", {})
+        x = torch.randn(11, features, device=DEVICE).to(dtype)
+        draw = _draw(x, 1, "structured", "batch" if programs == 3 else "row", "row")
+        arranged = arrangements.arrange(x, *draw, 1, None)
+        actual = apply._sums(arranged, turned=True, mean=False).sum(0)
+        turned = x.double() - reference.rotate(x.double(), None, *draw, 1, True)
+        _assert_close(actual, turned.sum(0), torch.float32)
+
+
+def test_the_bits_of_signs_are_those_of_the_pairing() -> None:
+    seed, index = torch.tensor(-(2**62) + 5, device=DEVICE), torch.zeros(7, dtype=torch.int16, device=DEVICE)
+    for features in (2, 130, 640):
+        expected = pairing.sign_words(seed, index, features)
+        words = torch.empty(expected.numel(), dtype=torch.int64, device=DEVICE)
+        Program(signs_kernel, 5, words.numel(), BLOCK=8)(seed, words)
+        assert torch.equal(words.view_as(expected), expected)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize(("layout", "kind", "dtype"), TURNS)
+def test_the_order_of_programs_makes_no_difference(
+    layout: str, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(11)
+    monkeypatch.setattr(choose, "ONCE", 0)
+    for name in ("PAIR_TILE", "ROW_TILE", "LANES_TILE"):
+        monkeypatch.setattr(choose, name, (32,) * len(getattr(choose, name)))
+    x, dim = _features(layout, dtype)
+    draw = _draw(x, dim, kind, "row" if kind == "structured" else "example", "row")
+    results = []
+    for back in (False, True):
+        monkeypatch.setattr(choose, "BACK", back)
+        monkeypatch.setattr(arrangements, "_plans", {})
+        results.append(rotate_centred(x, None, *draw, dim, False))
+        (plan,) = arrangements._plans.values()
+        (program,) = plan[0].programs.values()
+        assert program.grid[0] > 1
+        assert program.constants["BACK"] == back
+    assert torch.equal(*results)
+    _assert_close(results[0], reference.rotate_centred(x.float(), None, *draw, dim, False), dtype)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("elements", [0, choose.SMALL_ROWS])
+def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(12)
+    monkeypatch.setattr(choose, "SMALL_ROWS", elements)
+    monkeypatch.setattr(choose, "SUM_TILE", 64)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x, dim = _features("channels last", torch.bfloat16)
+    for pairing_per, adjoint in itertools.product(("example", "batch"), (False, True)):
+        draw = _draw(x, dim, "table", pairing_per, "row")
+        expected = reference.rotate_centred(x.float(), None, *draw, dim, adjoint)
+        _assert_close(rotate_centred(x, None, *draw, dim, adjoint), expected, x.dtype)
+    left = [sums for plan, _ in arrangements._plans.values() for sums in plan.sums.values() if sums.finish is None]
+    assert len(left) == (3 if elements else 0)  # not where examples have pairings of their own
+    assert all(sums.parts > 1 for sums in left)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("rows", [1, 4, 16, 2**31])
+def test_rows_that_share_a_table_in_tiles_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(13)
+    monkeypatch.setattr(choose, "GATHER_ROWS", (rows, rows))
+    monkeypatch.setattr(choose, "GATHER_FEATURES", 16)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    for layout, adjoint in itertools.product(("channels last", "tokens", "rows of odd D"), (False, True)):
+        x, dim = _features(layout, torch.float32)
+        draw = _draw(x, dim, "table", "batch", "row")
+        expected = reference.rotate_centred(x, None, *draw, dim, adjoint)
+        _assert_close(rotate_centred(x, None, *draw, dim, adjoint), expected, x.dtype)
 
 
 @pytest.mark.parametrize("features", [2, 3, 6, 33, 64])

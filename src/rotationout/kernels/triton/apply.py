@@ -57,8 +57,8 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
 
 
 def _fits(x: Tensor, dim: int) -> bool:
-    """Whether the programs take x: it is not empty, fp32 is wide enough, and 32 bits count its rows."""
-    return x.numel() > 0 and x.dtype != torch.float64 and x.numel() // x.size(dim) < 2**31
+    """Whether the programs take x: it is not empty, fp32 is wide enough, and 32 bits count its rows in whole tiles."""
+    return x.numel() > 0 and x.dtype != torch.float64 and x.numel() // x.size(dim) < 2**31 - 2**16
 
 
 def _at_once(draw: Arranged, adjoint: bool) -> Tensor | None:
@@ -102,7 +102,12 @@ def _sums(draw: Arranged, *, turned: bool, mean: bool) -> Tensor:
         scale = plan.layout.features / x.numel() if mean and weight is None else 1.0
         sums = plan.sums[key] = choose.sums(plan, x, turned, weight is not None, scale, packed)
     result = partial = torch.empty((sums.parts, plan.layout.features), dtype=torch.float32, device=x.device)
-    optional = draw.tan if turned else weight, draw.pairs, draw.seed
+    seed = draw.seed
+    if sums.signs is not None and seed is not None:
+        words = torch.empty(sums.words, dtype=torch.int64, device=x.device)
+        sums.signs(seed, words)
+        seed = words.view(torch.uint8)
+    optional = draw.tan if turned else weight, draw.pairs, seed
     sums.program(x, partial, *[x if t is None else t for t in optional])
     if sums.finish is not None:
         result = torch.empty((1, plan.layout.features), dtype=torch.float32, device=x.device)

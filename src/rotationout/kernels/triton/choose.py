@@ -1,4 +1,8 @@
-"""Which program turns or adds up the features of a plan, and the size of its tiles: found by measurement on an H200."""
+"""Which program turns or adds up the features of a plan, and the size of its tiles.
+
+They were found by measurement on an H200; those of sums, of rows that share a table, limits of registers and the order
+of programs by what a compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ... import pairing
-from .lanes import lanes_kernel, lanes_sum_kernel
+from .lanes import lanes_kernel
+from .lanes_sum import lanes_sum_kernel, signs_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
@@ -25,22 +30,43 @@ PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
 ROW_FEATURES = 256
 """The most features of 16 bits that meet in shared memory; beyond, a cache does as well."""
-ROW_TILE, ROW_WARPS = (512, 1024), (1, 2)
-"""Words that are exchanged at once and warps, for up to 64 features and for more."""
+ROW_TILE, ROW_WARPS, ROW_REGISTERS = (512, 1024), (1, 2), 0
+"""Words that are exchanged at once and warps, for up to 64 features and more; registers about a mean (0: no limit)."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
+GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
+"""Rows of a tile, for fewer elements than SMALL and for more, its features and warps, where rows share a table: it has
+fewer entries than there are threads, so that each thread loads those of its own features."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
-SUM_TILE, SUM_WARPS = (2048, 4096), ((8, 4), (4, 4))
-"""Elements of a tile, on maps and with the features last, and warps, for a sum of features and one of turns."""
-SUM_PARTS = 2112, 1056
-"""Programs a sum is spread over, if there is enough to add up: on maps, and with the features last."""
+LANES_REGISTERS = 80, 80, 0
+"""The most registers of a thread about a mean, 0 if there is no limit."""
+BACK, READ = True, "evict_first"
+"""Features that a sum has read are turned from their end, where it was last, and what is read then is not kept."""
+SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
+"""Elements of a tile and warps of a sum, registers on maps and with the features last,"""
+SUM_POSITIONS, SUM_FEATURES = 128, 256
+"""of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
+the features last."""
+SUM_PARTS = 2112, 528
+"""Programs a sum is spread over, if there is enough to add up: more than run at once where a pairing belongs to an n,
+as many where rows are all alike."""
+LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 96)
+"""The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
+LANES_SUM_PROGRAMS = 528, 660
+"""the programs that run at once then,"""
+LANES_SUM_PARTS = 4
+"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row."""
+SIGNS_BLOCK = 1024
+"""Words of random bits that a program makes."""
 ONCE = 2**14
 """The most elements of a channel that a program holds, and of its partner."""
 SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
 program that turns them to add up: a launch would take longer."""
 SMALL_TILE, FEW_PARTS = 1024, 16
+SMALL_ROWS = 2**20
+"""The same of so many elements with the features last, where every program that turns them adds up all the parts."""
 
 
 def packs(x: Tensor) -> bool:
@@ -56,7 +82,9 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
     layout, kind = plan.layout, plan.kind
     features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
-    common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    again = parts != (0, 0)  # a sum has read x
+    common = {"BACK": BACK and again, "ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    read = READ if again else ""
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -66,16 +94,17 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            plan.tan[0], plan.pairs[0], *weight, **common, READ=read, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
-    if kind == SHARED and layout.last and features <= ROW_FEATURES and x.element_size() == 2:
+    if _by_rows(plan, x):
         wide = features > 64
         block_c = next_power_of_2(features)
         block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
+            **common, READ=read, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
+            registers=ROW_REGISTERS if again else 0,
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -87,15 +116,16 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         words = packed and features % 4 == 0 and parts == (0, 0)
         return Program(
             lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
-            **common, **form, PACKED=_dtype(x) if words else None,
+            **common, **form, READ=read, PACKED=_dtype(x) if words else None,
             BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
+            registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
-    block_c, block_p, span = _gather_blocks(layout, kind)
+    block_c, block_p, span, warps = _gather_blocks(layout, kind)
     return Program(
         gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
-        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind, LAST=layout.last,
-        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=GATHER_WARPS[layout.last],
+        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind,
+        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
     )  # fmt: skip
 
 
@@ -121,62 +151,78 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
     if turned and plan.kind != SHARED:
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
+    if (
+        layout.last and weight[0] == rows * weight[1] and not (turned and plan.pairs[0])
+    ):  # no matter which n rows are of
+        count, rows = 1, count * rows
     small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
-    tile, programs = SUM_TILE[layout.last], SUM_PARTS[layout.last]
-    block_c, block_p = _sum_blocks(layout, SMALL_TILE if small else 2 * tile if turned and layout.last else tile)
-    tiles = cdiv(features, block_c)
+    block_c, block_p = _sum_blocks(layout, rows, SMALL_TILE if small else SUM_TILE)
+    tiles, programs = cdiv(features, block_c), SUM_PARTS[layout.last and count == 1]
     per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, programs)
     if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
         per_outer = 1
     outer = cdiv(count, per_outer)
-    splits, per_split = _splits(rows, block_p, 1 if small else programs, outer * tiles)
+    few = count == 1 and tiles == 1 and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
+    splits = 1 if small else _splits(rows, block_p, FEW_PARTS if few else programs, outer * tiles)
     piece = _piece(rows)
     program = Program(
-        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits, per_split,
+        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
         *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
         PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS[layout.last][turned],
+        num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last] if _few_registers(layout, x) else 0,
     )  # fmt: skip
-    return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
+    return Sums(outer * splits, program, None if small or few else _finish(features, outer * splits))
 
 
 def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     """The same where every row has a pairing of its own."""
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
-    tile, programs, warps = SUM_TILE[layout.last], SUM_PARTS[layout.last], SUM_WARPS[layout.last][True]
-    form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
+    lanes, odd = pairing.lanes(features), features % 2 == 1
     if plan.kind == STRUCTURED and layout.last:
-        block_g = min(next_power_of_2(features // form["LANES"]), max(1, tile // form["LANES"]))
-        block_r = max(1, min(tile // (block_g * form["LANES"]), next_power_of_2(rows)))
-        tiles = cdiv(features // form["LANES"], block_g)
-        splits, per_split = _splits(rows, block_r, programs, count * tiles)
         words = packed and features % 4 == 0
+        part = lanes if words else min(lanes, 4)
+        parts = next_power_of_2(features // part)
+        block_h = min(LANES_SUM_PARTS, max(1, parts // 8))
+        block_g = min(parts // block_h, max(1, LANES_SUM_TILE // (part * block_h)))
+        block_r = max(1, min(LANES_SUM_TILE // (block_g * block_h * part), next_power_of_2(rows)))
+        tiles = cdiv(features // part, block_g * block_h)
+        splits = _splits(rows, block_r, LANES_SUM_PROGRAMS[words], count * tiles)
         program = Program(
-            lanes_sum_kernel, count * splits * tiles, features, rows, splits, per_split, *plan.tan, *plan.pairs, scale,
-            **form, PACKED=_dtype(x) if words else None, BLOCK_R=block_r, BLOCK_G=block_g,
-            words=int(words), num_warps=warps,
+            lanes_sum_kernel, count * splits * tiles, features, rows, splits, *plan.tan, *plan.pairs, scale,
+            LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, PART=part,
+            BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
+            words=int(words), num_warps=LANES_SUM_WARPS,
+            registers=LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
         )  # fmt: skip
-    else:
-        block_c, block_p = _sum_blocks(layout, tile)
-        tiles = cdiv(features, block_c)
-        splits, per_split = _splits(rows, block_p, programs, count * tiles)
-        program = Program(
-            gather_sum_kernel, count * splits * tiles, features, rows, splits, per_split,
-            *layout.strides, *plan.tan, *plan.pairs, scale,
-            **form, KIND=plan.kind, LAST=layout.last, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
-        )  # fmt: skip
+        draws = (count - 1) * plan.pairs[0] + (rows - 1) * plan.pairs[1] + 1
+        sign_words = draws * cdiv(features // 2, 64)
+        signs = Program(signs_kernel, cdiv(sign_words, SIGNS_BLOCK), sign_words, BLOCK=SIGNS_BLOCK)
+        return Sums(count * splits, program, _finish(features, count * splits), signs, sign_words)
+    block_c, block_p = _sum_blocks(layout, rows, SUM_TILE)
+    tiles = cdiv(features, block_c)
+    splits = _splits(rows, block_p, SUM_PARTS[False], count * tiles)
+    program = Program(
+        gather_sum_kernel, count * splits * tiles, features, rows, splits, *layout.strides, *plan.tan, *plan.pairs,
+        scale, LANES=lanes, ODD=odd, KIND=plan.kind, BLOCK_C=block_c, BLOCK_P=block_p,
+        num_warps=SUM_WARPS,
+    )  # fmt: skip
     return Sums(count * splits, program, _finish(features, count * splits))
 
 
 def _finish(features: int, parts: int) -> Program | None:
     if parts == 1:
         return None
-    block_c = min(16, next_power_of_2(features))
+    block_c = min(8, next_power_of_2(features))
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
     )
+
+
+def _by_rows(plan: Plan, x: Tensor) -> bool:
+    layout = plan.layout
+    return plan.kind == SHARED and layout.last and layout.features <= ROW_FEATURES and x.element_size() == 2
 
 
 def _by_pairs(plan: Plan) -> bool:
@@ -193,6 +239,11 @@ def _piece(rows: int) -> int:
     return min(16, rows & -rows)
 
 
+def _few_registers(layout: Layout, x: Tensor) -> bool:
+    """Whether a limit of registers costs programs nothing: where 16 elements of 16 bits lie together everywhere."""
+    return x.element_size() == 2 and _piece(layout.features if layout.last else layout.rows) == 16
+
+
 def _even_block(count: int, limit: int) -> int:
     """The largest power of two up to ``limit`` of which a multiple exceeds ``count`` by an eighth at most."""
     block = min(limit, next_power_of_2(count))
@@ -201,29 +252,33 @@ def _even_block(count: int, limit: int) -> int:
     return block
 
 
-def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int]:
-    """Tile of features and rows, and how many features a program walks."""
+def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int, int]:
+    """Tile of features and rows, how many features a program walks, and its warps."""
+    features, rows = layout.features, layout.rows
+    shared_rows = GATHER_ROWS[layout.n * rows * features >= SMALL]
+    if layout.last and kind == SHARED and rows >= shared_rows:
+        return _even_block(features, GATHER_FEATURES), shared_rows, features, GATHER_ROWS_WARPS
     if layout.last:
-        block_c = min(_even_block(layout.features, GATHER_TILE), next_power_of_2(layout.features))
-        block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(layout.rows)))
-        return block_c, block_p, layout.features
-    block_p = min(next_power_of_2(layout.rows), 64 if kind != SHARED else 1024)
-    block_c = max(1, min(GATHER_TILE // block_p, next_power_of_2(layout.features)))
+        block_c = min(_even_block(features, GATHER_TILE), next_power_of_2(features))
+        block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(rows)))
+        return block_c, block_p, features, GATHER_WARPS[True]
+    block_p = min(next_power_of_2(rows), 64 if kind != SHARED else 1024)
+    block_c = max(1, min(GATHER_TILE // block_p, next_power_of_2(features)))
     if kind != SHARED:  # partners differ by position: keep all the features of these positions at hand
-        return min(block_c, 32), block_p, layout.features
-    return block_c, block_p, block_c
+        return min(block_c, 32), block_p, features, GATHER_WARPS[False]
+    return block_c, block_p, block_c, GATHER_WARPS[False]
 
 
-def _splits(rows: int, block: int, programs: int, others: int) -> tuple[int, int]:
-    """Into how many parts the rows are split, and how many rows each has, a multiple of the block."""
-    splits = max(1, min(programs // others, cdiv(rows, 4 * block)))
-    per_split = cdiv(cdiv(rows, splits), block) * block
-    return cdiv(rows, per_split), per_split
+def _splits(rows: int, block: int, programs: int, others: int) -> int:
+    """Into how many parts the rows are split: a part has two tiles at least."""
+    return max(1, min(programs // others, cdiv(rows, 2 * block)))
 
 
-def _sum_blocks(layout: Layout, tile: int) -> tuple[int, int]:
+def _sum_blocks(layout: Layout, rows: int, tile: int) -> tuple[int, int]:
+    """Features and rows of a tile."""
     if layout.last:
-        block_c = min(256, next_power_of_2(layout.features))
-        return block_c, max(1, min(tile // block_c, next_power_of_2(layout.rows)))
-    block_p = min(512 if tile > SMALL_TILE else SMALL_TILE, next_power_of_2(layout.rows))
+        block_c = _even_block(layout.features, SUM_FEATURES)
+        return block_c, max(1, min(tile // block_c, next_power_of_2(rows)))
+    few = cdiv(tile, next_power_of_2(layout.features))
+    block_p = min(max(few, SUM_POSITIONS if tile > SMALL_TILE else SMALL_TILE), next_power_of_2(rows))
     return max(1, min(tile // block_p, next_power_of_2(layout.features))), block_p

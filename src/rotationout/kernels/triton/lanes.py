@@ -1,4 +1,4 @@
-"""GPU programs for structured draws with the features last in memory: groups of lanes move in one piece."""
+"""A GPU program for structured draws with the features last in memory: groups of lanes move in one piece."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803 - compile-time constants are in capitals
@@ -8,27 +8,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .pairing import first_state, games, meet, negatives, sign_bits
+from .pairing import first_state, games, sign_bits
+from .tables import number_of_program
 
 __all__ = [
+    "high_half",
     "lanes_kernel",
-    "lanes_sum_kernel",
+    "low_half",
+    "pack",
+    "swap_features",
+    "swap_words",
 ]
 
 
 @triton.jit
 def swap_lanes(values, wanted, STEP: tl.constexpr):
-    """Exchange the lanes v and v XOR STEP of integers (rows, groups, lanes) where ``wanted`` (rows, 1)."""
+    """Exchange the lanes v and v XOR STEP of integers (rows, groups, lanes) where ``wanted`` (rows, 1, 1)."""
     halves = tl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // (2 * STEP), 2, STEP))
     other = tl.reshape(tl.sum(halves, axis=3, keep_dims=True) - halves, values.shape)  # exact: integers wrap
-    return tl.where((wanted != 0)[:, :, None], other, values)
+    return tl.where(wanted != 0, other, values)
 
 
 @triton.jit
 def swap_words(words, flip, LANES: tl.constexpr):
     """The lane of feature v goes to v XOR flip, features of 16 bits two to a word."""
     turned = (words << 16) | ((words >> 16) & 0xFFFF)
-    words = tl.where(((flip & 1) != 0)[:, :, None], turned, words)
+    words = tl.where((flip & 1) != 0, turned, words)
     if LANES > 2:
         words = swap_lanes(words, flip & 2, 1)
     if LANES > 4:
@@ -96,6 +101,8 @@ def lanes_kernel(
     index_p,
     weight_n,
     weight_p,
+    BACK: tl.constexpr,
+    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
@@ -112,8 +119,9 @@ def lanes_kernel(
     word; then there is no mean and no shift.
     """
     tiles = tl.cdiv(rows, BLOCK_R)
-    n = (tl.program_id(0) // tiles).to(tl.int64)
-    start = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_R
+    program = number_of_program(BACK)
+    n = (program // tiles).to(tl.int64)
+    start = (program % tiles).to(tl.int64) * BLOCK_R
     row = tl.arange(0, BLOCK_R)[:, None]
     present = row < rows - start
     place = n * index_n + start * index_p
@@ -136,10 +144,11 @@ def lanes_kernel(
             low = low[:, :, None]
             mask = tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
             u, v = exchange_where(
-                tl.load(x + base + at_one, mask=valid, other=0),
-                tl.load(x + base + at_two, mask=valid, other=0),
+                tl.load(x + base + at_one, mask=valid, other=0, eviction_policy=READ),
+                tl.load(x + base + at_two, mask=valid, other=0, eviction_policy=READ),
                 mask,
             )
+            flip = flip[:, :, None]
             v = swap_words(v, flip, LANES)
             t_low = (t ^ ((negative >> (2 * word)) << 31)).to(tl.float32, bitcast=True)
             t_high = (t ^ ((negative >> (2 * word + 1)) << 31)).to(tl.float32, bitcast=True)
@@ -158,8 +167,8 @@ def lanes_kernel(
             at_one = (row * features)[:, :, None] + c_one
             at_two = (row * features)[:, :, None] + c_two
             mask = tl.where((low[:, :, None] & lane) != 0, -1, 0)
-            own = tl.load(x + base + at_one, mask=valid, other=0.0).to(tl.float32)
-            other = tl.load(x + base + at_two, mask=valid, other=0.0).to(tl.float32)
+            own = tl.load(x + base + at_one, mask=valid, other=0.0, eviction_policy=READ).to(tl.float32)
+            other = tl.load(x + base + at_two, mask=valid, other=0.0, eviction_policy=READ).to(tl.float32)
             u, v = own, other
             if MEAN:
                 u -= tl.load(mean + c_one, mask=valid, other=0.0)
@@ -168,6 +177,7 @@ def lanes_kernel(
             if ODD:  # the first block is the idle feature's
                 signed = tl.where((b == 0)[:, :, None], 0.0, signed)
             u, v = exchange_where(u.to(tl.int32, bitcast=True), v.to(tl.int32, bitcast=True), mask)
+            flip = flip[:, :, None]
             v = swap_features(v, flip, LANES)
             h = (-signed * u.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
             u = (signed * v.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
@@ -187,66 +197,3 @@ def lanes_kernel(
             if ODD:
                 valid = valid & (b > 0)[:, :, None]
             tl.store(y + base + at_two, other.to(y.dtype.element_ty), mask=valid)
-
-
-@triton.jit
-def lanes_sum_kernel(
-    x,
-    partial,
-    tan,
-    index,
-    seed,
-    features,
-    rows,
-    splits,
-    per_split,
-    tan_n,
-    tan_p,
-    index_n,
-    index_p,
-    scale,
-    LANES: tl.constexpr,
-    ODD: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-):
-    """The sum over rows of tan θ · A x for structured draws, times ``scale``, for every n and split of the rows.
-
-    A program adds up the same features of all its rows, wherever their partners are. PACKED as above.
-    """
-    groups = features // LANES
-    tiles = tl.cdiv(groups, BLOCK_G)
-    part = (tl.program_id(0) // tiles).to(tl.int64)
-    n = part // splits
-    begin = part % splits * per_split
-    group = ((tl.program_id(0) % tiles) * BLOCK_G + tl.arange(0, BLOCK_G))[None, :]
-    lane = tl.arange(0, LANES)[None, None, :]
-    draw_seed = tl.load(seed)
-    row = tl.arange(0, BLOCK_R)[:, None]
-    total = tl.zeros((BLOCK_R, BLOCK_G, LANES), tl.float32)
-    for offset in range(0, per_split, BLOCK_R):
-        first = begin + offset
-        present = (row < rows - first) & (row < per_split - offset)
-        place = n * index_n + first * index_p + row * index_p
-        k = tl.load(index + place, mask=present, other=0).to(tl.int32)
-        t = tl.load(tan + n * tan_n + first * tan_p + row * tan_p, mask=present, other=0.0).to(tl.float32)
-        partner, flip, block, second = meet(k, group, groups, LANES, ODD)
-        bits = sign_bits(first_state(draw_seed, place, features), block, LANES)
-        negative = negatives(bits, flip, second, LANES)[:, :, None]
-        valid = (present & (group < groups))[:, :, None]
-        if PACKED is not None:
-            at = (row * (features // 2) + partner * (LANES // 2))[:, :, None] + tl.arange(0, LANES // 2)[None, None, :]
-            words = tl.load(x + (n * rows + first) * (features // 2) + at, mask=valid, other=0)
-            words = swap_words(words, flip, LANES)
-            other = tl.reshape(tl.join(low_half(words, PACKED), high_half(words, PACKED)), (BLOCK_R, BLOCK_G, LANES))
-        else:
-            at = (row * features + partner * LANES)[:, :, None] + lane
-            other = tl.load(x + (n * rows + first) * features + at, mask=valid, other=0.0).to(tl.float32)
-            other = swap_features(other.to(tl.int32, bitcast=True), flip, LANES).to(tl.float32, bitcast=True)
-        signed = (t.to(tl.int32, bitcast=True)[:, :, None] ^ ((negative >> lane) << 31)).to(tl.float32, bitcast=True)
-        if ODD:
-            signed = tl.where((partner == group)[:, :, None], 0.0, signed)
-        total += signed * other
-    c = tl.reshape(group, (BLOCK_G, 1)) * LANES + tl.arange(0, LANES)[None, :]
-    tl.store(partial + part * features + c, tl.sum(total, axis=0) * scale, mask=c < features)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,14 +19,25 @@ class Program:
     Triton looks at each argument of each launch to find the kernel compiled for it. All that may differ from one launch
     of a program to the next is whether the tensors start at multiples of 16 bytes, so the compiled kernel is kept for
     every such pattern and called directly. Dtypes and the device must be those of the first launch. The first ``words``
-    tensors are read as words of 32 bits.
+    tensors are read as words of 32 bits. ``registers`` is the most a thread may have on an NVIDIA GPU, 0 for no limit:
+    with fewer of them, more programs run at once.
     """
 
     def __init__(
-        self, kernel: Any, grid: int, *numbers: float, words: int = 0, num_warps: int = 4, **constants: Any
+        self,
+        kernel: Any,
+        grid: int,
+        *numbers: float,
+        words: int = 0,
+        num_warps: int = 4,
+        registers: int = 0,
+        **constants: Any,
     ) -> None:
         self.kernel, self.grid, self.words = kernel, (grid, 1, 1), words
-        self.numbers, self.constants, self.num_warps = numbers, constants, num_warps
+        self.numbers, self.constants = numbers, constants
+        self.options = {"num_warps": num_warps}
+        if registers and torch.version.hip is None:
+            self.options["maxnreg"] = registers
         names = kernel.arg_names
         self.tensors = len(names) - len(numbers) - len(constants)
         self.fixed = (*numbers, *(constants[name] for name in names[len(names) - len(constants) :]))
@@ -40,7 +52,7 @@ class Program:
             run(*tensors, *self.fixed)
             return
         read = [triton.reinterpret(tensor, tl.int32) for tensor in tensors[: self.words]] + [*tensors[self.words :]]
-        kernel = self.kernel[self.grid](*read, *self.numbers, **self.constants, num_warps=self.num_warps)
+        kernel = self.kernel[self.grid](*read, *self.numbers, **self.constants, **self.options)
         if kernel is not None:  # Triton's interpreter compiles nothing
             self.compiled[aligned] = kernel[self.grid]
 
@@ -51,3 +63,6 @@ class Sums(NamedTuple):
     parts: int
     program: Program
     finish: Program | None
+    signs: Program | None = None
+    """What makes the ``words`` of random bits that the first program reads, if it does."""
+    words: int = 0

@@ -12,6 +12,7 @@ __all__ = [
     "first_state",
     "games",
     "meet",
+    "mix",
     "negatives",
     "sign_bits",
     "structured_code",
@@ -68,7 +69,7 @@ def meet(k, group, groups, LANES: tl.constexpr, ODD: tl.constexpr):
         last = group == modulus
         behind = delta >= half
         partner = tl.where(last, pivot, tl.where(delta == 0, modulus, partner))
-        block = tl.where(last, 0, tl.where(behind, modulus - delta, delta))
+        block = tl.where(last, 0, tl.minimum(delta, modulus - delta))
         second = tl.where(last | behind, full, 0)
     flip = played & (LANES - 1)
     if LANES > 1:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .lanes import high_half, low_half, pack
+from .tables import number_of_program, whole
 
 __all__ = ["rows_kernel"]
 
@@ -40,6 +41,8 @@ def rows_kernel(
     code_n,
     weight_n,
     weight_p,
+    BACK: tl.constexpr,
+    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -50,11 +53,13 @@ def rows_kernel(
 ):
     """Whole rows are read once, in order, and each feature fetches its partner's from shared memory.
 
-    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word.
+    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word. MEAN and
+    SHIFT say in how many parts the mean and the shift come, to be added up.
     """
     tiles = tl.cdiv(rows, 2 * BLOCK_R)
-    n = (tl.program_id(0) // tiles).to(tl.int64)
-    p = tl.program_id(0) % tiles * (2 * BLOCK_R) + tl.arange(0, BLOCK_R)[:, None]
+    program = number_of_program(BACK)
+    n = (program // tiles).to(tl.int64)
+    p = program % tiles * (2 * BLOCK_R) + tl.arange(0, BLOCK_R)[:, None]
     q = p + BLOCK_R
     c = tl.arange(0, BLOCK_C)
     known = c < features
@@ -62,13 +67,13 @@ def rows_kernel(
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign
-    m = tl.load(mean + partner, mask=known, other=0.0)[None, :] if MEAN else sign
-    s = tl.load(shift + c, mask=known, other=0.0)[None, :] if SHIFT else sign
+    m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
+    s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
 
     at = (n * rows + p) * features + c[None, :]
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
-    one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
-    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
+    one = tl.load(x + at, mask=above, other=0.0, eviction_policy=READ).to(tl.float32)
+    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0, eviction_policy=READ).to(tl.float32)
     words = tl.gather(pack(one, two, DTYPE), tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C)), 1)
     t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
     u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)

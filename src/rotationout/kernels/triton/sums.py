@@ -25,7 +25,6 @@ def sum_kernel(
     pieces,
     per_outer,
     splits,
-    per_split,
     weight_n,
     weight_p,
     code_n,
@@ -39,41 +38,39 @@ def sum_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Weighted sums of every feature over ``per_outer`` values of n and one split of the rows, times ``scale``.
+    """Weighted sums of every feature over ``per_outer`` values of n and one of ``splits`` of the rows, times ``scale``.
 
-    With CODE the pairing A is applied to them: on maps every n has its own, and a channel adds up its partner's rows;
-    with the features last it holds for all that a program adds, and a sum is stored where its partner is. ``pieces``
-    times PIECE is the number of rows: so the compiler knows what divides it. TOGETHER values of n are read at a time;
-    if more than one, all the rows of each. PADDED: rows of weight 0 may hold anything.
+    Programs take turns, each a tile of rows, so that they walk through memory side by side and leave the end of x in
+    the cache: where the programs that turn it begin. With CODE the pairing A is applied to the sums: on maps every n
+    has its own, and a channel adds up its partner's rows; with the features last it holds for all that a program adds,
+    and a sum is stored where its partner is. ``pieces`` times PIECE is the number of rows: so the compiler knows what
+    divides it. TOGETHER values of n are read at a time; if more than one, all the rows of each. PADDED: rows of weight
+    0 may hold anything.
     """
     program = tl.program_id(0)
     rows = pieces * PIECE
     tiles = tl.cdiv(features, BLOCK_C)
     part = (program // tiles).to(tl.int64)
-    first = part // splits * per_outer
-    begin = (part % splits).to(tl.int32) * per_split
+    first = part // splits
+    split = (part % splits).to(tl.int32)
     feature = (program % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = feature[None, :] if LAST else feature[:, None]
+    local = tl.arange(0, BLOCK_P)
+    local = local[:, None] if LAST else local[None, :]
     total = tl.zeros((BLOCK_P, BLOCK_C) if LAST else (BLOCK_C, BLOCK_P), tl.float32)
     for step in range(0, per_outer, TOGETHER):
         for extra in tl.static_range(TOGETHER):
-            n = first + step + extra
-            counted = (n < outer) & (step + extra < per_outer)
+            n = first + (step + extra) * tl.cdiv(outer, per_outer)
             source = c
             sign = 1.0
             if CODE and not LAST:
-                signed = tl.load(code + n * code_n + c, mask=counted & (c < features), other=0).to(tl.int32)
+                signed = tl.load(code + n * code_n + c, mask=(n < outer) & (c < features), other=0).to(tl.int32)
                 source = tl.maximum(tl.abs(signed) - 1, 0)
                 sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))
-            for offset in range(0, BLOCK_P if TOGETHER > 1 else per_split, BLOCK_P):
-                local = offset + tl.arange(0, BLOCK_P)
-                local = local[:, None] if LAST else local[None, :]
-                p = begin + local
-                present = (local < per_split) & (p < rows) & counted
-                if LAST:
-                    at = n * features * rows + p.to(tl.int64) * features + c
-                else:
-                    at = n * features * rows + source.to(tl.int64) * rows + p
+            for tile in range(split, 1 if TOGETHER > 1 else tl.cdiv(rows, BLOCK_P), splits):
+                p = tile * BLOCK_P + local
+                present = (p < rows) & (n < outer)
+                at = (n * rows + p) * features + c if LAST else (n * features + source) * rows + p
                 value = tl.load(x + at, mask=present & (c < features), other=0.0).to(tl.float32)
                 if WEIGHT:
                     w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=present, other=0.0)

@@ -21,7 +21,9 @@ __all__ = [
     "STRUCTURED",
     "gather_kernel",
     "gather_sum_kernel",
+    "number_of_program",
     "pairs_kernel",
+    "whole",
 ]
 
 SHARED: tl.constexpr = tl.constexpr(0)
@@ -30,6 +32,15 @@ EACH: tl.constexpr = tl.constexpr(1)
 """A table for every p."""
 STRUCTURED: tl.constexpr = tl.constexpr(2)
 """A structured draw for every p."""
+
+
+@triton.jit
+def number_of_program(BACK: tl.constexpr):
+    """The number of a program that turns features; counted from the end with BACK.
+
+    Then the sum that the turn waits for has just read what comes first, and it may still be in the cache.
+    """
+    return tl.num_programs(0) - 1 - tl.program_id(0) if BACK else tl.program_id(0)
 
 
 @triton.jit
@@ -58,6 +69,8 @@ def pairs_kernel(
     code_n,
     weight_n,
     weight_p,
+    BACK: tl.constexpr,
+    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     TAN_EACH: tl.constexpr,
     MEAN: tl.constexpr,
@@ -72,9 +85,9 @@ def pairs_kernel(
 
     A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
     is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it. MEAN and SHIFT
-    say in how many parts the mean and the shift come, to be added up.
+    say in how many parts the mean and the shift come, to be added up. READ says how the cache is to keep x.
     """
-    program = tl.program_id(0)
+    program = number_of_program(BACK)
     positions = pieces * PIECE
     split = program % splits
     channel = (program // splits) % strips * CHANNELS + tl.arange(0, CHANNELS)[:, None]
@@ -97,8 +110,8 @@ def pairs_kernel(
             inside = position < positions
             first = inside & (signed >= 0)
             second = inside & paired
-            u = tl.load(x + here + position, mask=first, other=0.0).to(tl.float32)
-            v = tl.load(x + there + position, mask=second, other=0.0).to(tl.float32)
+            u = tl.load(x + here + position, mask=first, other=0.0, eviction_policy=READ).to(tl.float32)
+            v = tl.load(x + there + position, mask=second, other=0.0, eviction_policy=READ).to(tl.float32)
             if TAN_EACH:
                 t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0).to(tl.float32)
             else:
@@ -134,7 +147,7 @@ def gather_turn(
     c,
     p,
     features,
-    inside,
+    rows,
     x_n,
     x_c,
     x_p,
@@ -148,24 +161,25 @@ def gather_turn(
     MEAN: tl.constexpr,
 ):
     """The turn tan θ · A(x − m) at features c and rows p, whose shapes broadcast against each other."""
+    known = (c < features) & (p < rows)
     if KIND == STRUCTURED:
         number = n * index_n + p.to(tl.int64) * index_p
-        k = tl.load(index + number, mask=inside, other=0).to(tl.int32)
+        k = tl.load(index + number, mask=p < rows, other=0).to(tl.int32)
         signed = structured_code(k, seed, number, c, features, LANES, ODD)
     elif KIND == EACH:
-        signed = tl.load(index + n * index_n + p.to(tl.int64) * index_p + c, mask=inside, other=0).to(tl.int32)
+        signed = tl.load(index + n * index_n + p.to(tl.int64) * index_p + c, mask=known, other=0).to(tl.int32)
     else:
         signed = tl.load(index + n * index_n + c, mask=c < features, other=0).to(tl.int32)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     other = tl.load(
         x + n * x_n + partner.to(tl.int64) * x_c + p.to(tl.int64) * x_p,
-        mask=inside & (partner < features),
+        mask=known & (partner < features),
         other=0.0,
     ).to(tl.float32)
     if MEAN:
         other -= tl.load(mean + partner, mask=partner < features, other=0.0)
-    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=inside, other=0.0).to(tl.float32)
+    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
     return t * sign * other
 
 
@@ -191,6 +205,7 @@ def gather_kernel(
     index_p,
     weight_n,
     weight_p,
+    BACK: tl.constexpr,
     ADJOINT: tl.constexpr,
     KIND: tl.constexpr,
     LANES: tl.constexpr,
@@ -198,25 +213,23 @@ def gather_kernel(
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
-    LAST: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
     """Any layout and any pairing: each lane loads its own element and its partner's, which a cache holds.
 
-    A program walks ``span`` features of BLOCK_P rows.
+    A program walks ``span`` features of BLOCK_P rows. Features are the first axis of a tile: where neither axis is
+    contiguous, as among partners, the compiler gives it to neighbouring threads, which then read of few rows.
     """
-    program = tl.program_id(0)
+    program = number_of_program(BACK)
     spans = tl.cdiv(features, span)
     tiles = tl.cdiv(rows, BLOCK_P)
     begin = (program % spans) * span
     n = (program // spans // tiles).to(tl.int64)
-    p = (program // spans) % tiles * BLOCK_P + tl.arange(0, BLOCK_P)
-    p = p[:, None] if LAST else p[None, :]
+    p = ((program // spans) % tiles * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
     for offset in range(0, span, BLOCK_C):
-        c = begin + offset + tl.arange(0, BLOCK_C)
-        c = c[None, :] if LAST else c[:, None]
+        c = (begin + offset + tl.arange(0, BLOCK_C))[:, None]
         inside = (c < features) & (p < rows)
         at = n * x_n + c.to(tl.int64) * x_c + p.to(tl.int64) * x_p
         own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -230,7 +243,7 @@ def gather_kernel(
             c,
             p,
             features,
-            inside,
+            rows,
             x_n,
             x_c,
             x_p,
@@ -262,7 +275,6 @@ def gather_sum_kernel(
     features,
     rows,
     splits,
-    per_split,
     x_n,
     x_c,
     x_p,
@@ -274,26 +286,24 @@ def gather_sum_kernel(
     KIND: tl.constexpr,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
-    LAST: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """The sum over rows of tan θ · A x, times ``scale``, a partial one for every n and split of the rows."""
+    """The sum over rows of tan θ · A x, times ``scale``, a partial one for every n and split of the rows.
+
+    Programs take turns, each a tile of rows.
+    """
     program = tl.program_id(0)
     tiles = tl.cdiv(features, BLOCK_C)
     part = (program // tiles).to(tl.int64)
     n = part // splits
-    begin = (part % splits).to(tl.int32) * per_split
+    split = (part % splits).to(tl.int32)
     feature = (program % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
-    c = feature[None, :] if LAST else feature[:, None]
-    total = tl.zeros((BLOCK_P, BLOCK_C) if LAST else (BLOCK_C, BLOCK_P), tl.float32)
+    c = feature[:, None]
+    total = tl.zeros((BLOCK_C, BLOCK_P), tl.float32)
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
-    for offset in range(0, per_split, BLOCK_P):
-        local = offset + tl.arange(0, BLOCK_P)
-        p = begin + local
-        valid = (local < per_split) & (p < rows)
-        p = p[:, None] if LAST else p[None, :]
-        valid = valid[:, None] if LAST else valid[None, :]
+    for tile in range(split, tl.cdiv(rows, BLOCK_P), splits):
+        p = (tile * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
         total += gather_turn(
             x,
             tan,
@@ -304,7 +314,7 @@ def gather_sum_kernel(
             c,
             p,
             features,
-            valid & (c < features),
+            rows,
             x_n,
             x_c,
             x_p,
@@ -317,5 +327,5 @@ def gather_sum_kernel(
             ODD,
             False,
         )
-    sums = tl.sum(total, axis=0 if LAST else 1) * scale
+    sums = tl.sum(total, axis=1) * scale
     tl.store(partial + part * features + feature, sums, mask=feature < features)
