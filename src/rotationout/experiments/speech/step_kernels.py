@@ -103,22 +103,20 @@ def _forward(
     along = tl.arange(0, DEPTH)
     of_unit = weight + (copy * 4 * hidden + unit) * hidden + along[:, None]
     gate = hidden * hidden
-    i = tl.zeros((ROWS, UNITS), tl.float32)
-    f = tl.zeros((ROWS, UNITS), tl.float32)
-    g = tl.zeros((ROWS, UNITS), tl.float32)
-    o = tl.zeros((ROWS, UNITS), tl.float32)
+    place = now * 4 * hidden + unit  # all that does not wait for a product is loaded before them
+    i = tl.load(gates + place, mask=inside, other=0.0).to(tl.float32)
+    f = tl.load(gates + place + hidden, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gates + place + 2 * hidden, mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(gates + place + 3 * hidden, mask=inside, other=0.0).to(tl.float32)
+    cell = tl.load(c + before + unit, mask=inside & (t > 0), other=0.0)
     for start in range(0, depth, DEPTH):
         x = tl.load(h + before + start + along[None, :], mask=inside, other=0.0)
         i = tl.dot(x, tl.load(of_unit + start), i, input_precision=PRECISION)
         f = tl.dot(x, tl.load(of_unit + gate + start), f, input_precision=PRECISION)
         g = tl.dot(x, tl.load(of_unit + 2 * gate + start), g, input_precision=PRECISION)
         o = tl.dot(x, tl.load(of_unit + 3 * gate + start), o, input_precision=PRECISION)
-    place = now * 4 * hidden + unit
-    i = tl.sigmoid(i + tl.load(gates + place, mask=inside, other=0.0).to(tl.float32))
-    f = tl.sigmoid(f + tl.load(gates + place + hidden, mask=inside, other=0.0).to(tl.float32))
-    g = _tanh(g + tl.load(gates + place + 2 * hidden, mask=inside, other=0.0).to(tl.float32))
-    o = tl.sigmoid(o + tl.load(gates + place + 3 * hidden, mask=inside, other=0.0).to(tl.float32))
-    cell = f * tl.load(c + before + unit, mask=inside & (t > 0), other=0.0) + i * g
+    i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o)
+    cell = f * cell + i * g
     tl.store(c + now * hidden + unit, cell, mask=inside)
     tl.store(h + now * hidden + unit, (o * _tanh(cell)).to(h.dtype.element_ty), mask=inside)
     kind = opened.dtype.element_ty
@@ -159,18 +157,6 @@ def _backward(
     along = tl.arange(0, DEPTH)
     of_unit = turned + (copy * hidden + unit) * 4 * hidden + along[:, None]
     dh = tl.load(given + now * hidden + unit, mask=inside, other=0.0).to(tl.float32)
-    i = tl.zeros((ROWS, UNITS), tl.float32)  # through each gate by itself: sums that need not wait for each other
-    f = tl.zeros((ROWS, UNITS), tl.float32)
-    g = tl.zeros((ROWS, UNITS), tl.float32)
-    o = tl.zeros((ROWS, UNITS), tl.float32)
-    for start in range(0, depth, DEPTH):
-        x = found + after + start + along[None, :]
-        w = of_unit + start
-        i = tl.dot(tl.load(x, inside, 0.0), tl.load(w), i, input_precision=PRECISION)
-        f = tl.dot(tl.load(x + hidden, inside, 0.0), tl.load(w + hidden), f, input_precision=PRECISION)
-        g = tl.dot(tl.load(x + 2 * hidden, inside, 0.0), tl.load(w + 2 * hidden), g, input_precision=PRECISION)
-        o = tl.dot(tl.load(x + 3 * hidden, inside, 0.0), tl.load(w + 3 * hidden), o, input_precision=PRECISION)
-    dh += (i + f) + (g + o)
     place = now * 4 * hidden + unit
     i = tl.load(opened + place, mask=inside, other=0.0).to(tl.float32)
     f = tl.load(opened + place + hidden, mask=inside, other=0.0).to(tl.float32)
@@ -179,7 +165,20 @@ def _backward(
     squashed = _tanh(tl.load(c + now * hidden + unit, mask=inside, other=0.0))
     before = tl.load(c + (now - rows) * hidden + unit, mask=inside & (t > 0), other=0.0)
     carry = carried + (copy * rows + row) * hidden + unit
-    dc = tl.load(carry, mask=inside, other=0.0) + dh * o * (1 - squashed * squashed)
+    dc = tl.load(carry, mask=inside, other=0.0)
+    by_i = tl.zeros((ROWS, UNITS), tl.float32)  # through each gate by itself: sums that need not wait for each other
+    by_f = tl.zeros((ROWS, UNITS), tl.float32)
+    by_g = tl.zeros((ROWS, UNITS), tl.float32)
+    by_o = tl.zeros((ROWS, UNITS), tl.float32)
+    for start in range(0, depth, DEPTH):
+        x = found + after + start + along[None, :]
+        w = of_unit + start
+        by_i = tl.dot(tl.load(x, inside, 0.0), tl.load(w), by_i, input_precision=PRECISION)
+        by_f = tl.dot(tl.load(x + hidden, inside, 0.0), tl.load(w + hidden), by_f, input_precision=PRECISION)
+        by_g = tl.dot(tl.load(x + 2 * hidden, inside, 0.0), tl.load(w + 2 * hidden), by_g, input_precision=PRECISION)
+        by_o = tl.dot(tl.load(x + 3 * hidden, inside, 0.0), tl.load(w + 3 * hidden), by_o, input_precision=PRECISION)
+    dh += (by_i + by_f) + (by_g + by_o)
+    dc += dh * o * (1 - squashed * squashed)
     tl.store(carry, dc * f, mask=inside)
     kind = found.dtype.element_ty
     tl.store(found + place, (dc * g * i * (1 - i)).to(kind), mask=inside)
