@@ -110,8 +110,9 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_empty_columns_are_left_out() -> None:
-    record = {"row": "none", "last10_top1": 70.0, "best_top1": 71.0, "config": {"network": "resnet110"}}
-    assert table1([record]).header == [
+    recipe = "cifar100_resnet110_authors"
+    values = {"row": "none", "last10_top1": 70.0, "best_top1": 71.0, "config": {"network": "resnet110"}}
+    assert table1([{**values, "recipe": recipe}]).header == [
         "row",
         "runs",
         "last 10 epochs, %",
@@ -119,6 +120,8 @@ def test_empty_columns_are_left_out() -> None:
         "best epoch, %",
         "the paper's",
     ]
+    changed = table1([{**values, "recipe": f"{recipe}_noise=gaussian"}])  # by "none" the paper means another
+    assert changed.header == ["row", "runs", "last 10 epochs, %", "best epoch, %"]
 
 
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:

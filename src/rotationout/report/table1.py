@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from .cells import by_row, marked, significance
 from .page import Table
@@ -42,12 +43,14 @@ PAPER: dict[str, dict[str, tuple[str, str]]] = {
 def table1(records: Sequence[dict[str, Any]]) -> Table:
     """The records of one recipe, a row each for its rows; columns that would be empty are left out.
 
-    A star marks a mean that differs from the paper's by more than two standard errors of the difference. The p-values
-    are of Welch's two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against
-    element-wise Dropout of the same strength.
+    Where fields were changed the paper's numbers have no place beside ours: the noise may be another. A star marks a
+    mean that differs from them by more than two standard errors of the difference. The p-values are of Welch's
+    two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against element-wise
+    Dropout of the same strength.
     """
     rows = by_row(records)
-    network = records[0]["config"]["network"]
+    network, recipe = records[0]["config"]["network"], records[0]["recipe"]
+    paper = PAPER.get(network, {}) if recipe == name_of(recipe) else {}
     header = [
         "row",
         "runs",
@@ -60,7 +63,7 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
     ]
     lines = []
     for row, runs in rows.items():
-        printed = PAPER.get(network, {}).get(_place(row), ("–", "–"))
+        printed = paper.get(_place(row), ("–", "–"))
         cells = []
         for key, theirs in zip(("last10_top1", "best_top1"), printed, strict=True):
             values = [run[key] for run in runs]
