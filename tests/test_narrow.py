@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import pytest
 import torch
+from tests.interpreted import DEVICE, GPU, MARKS
+from tests.interpreted import _interpreter as _interpreter  # fixtures
+from tests.interpreted import _poisoned as _poisoned
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-GPU = torch.cuda.is_available()
-pytest.importorskip("triton")
-if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kernels are defined, so not to be set here
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
+from rotationout.experiments.narrow import layers, tiles
+from rotationout.experiments.narrow.batchnorm import Normalisation, Running
+from rotationout.experiments.narrow.convolution import Convolution, Fork
+from rotationout.experiments.networks import ResNet
 
-from tests.test_triton import _interpreter as _interpreter  # noqa: E402 - fixtures
-from tests.test_triton import _poisoned as _poisoned  # noqa: E402
-
-from rotationout.experiments.narrow import layers, tiles  # noqa: E402
-from rotationout.experiments.narrow.batchnorm import Normalisation, Running  # noqa: E402
-from rotationout.experiments.narrow.convolution import Convolution, Fork  # noqa: E402
-from rotationout.experiments.networks import ResNet  # noqa: E402
-
-pytestmark = [pytest.mark.usefixtures("_poisoned"), *([pytest.mark.gpu] if GPU else [])]
-DEVICE = "cuda" if GPU else "cpu"
+pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 HALF = torch.bfloat16 if GPU else torch.float16  # Triton's interpreter multiplies no bf16
 LAST = torch.channels_last
 # N, C, outputs, H, W: odd sizes, several programs, every table of tiles, channels that are no power of two.
