@@ -1,24 +1,17 @@
 """Kernels for LSTMs a frame at a time against plain torch: on a GPU if there is one, else in Triton's interpreter."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import _interpreter as _interpreter  # a fixture
 from torch import Tensor
 
-GPU = torch.cuda.is_available()
-pytest.importorskip("triton")
-if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kernels are defined, so not to be set here
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
+from rotationout.experiments.speech.step_kernels import Recurrence
+from rotationout.experiments.speech.stepped import recur
 
-from tests.test_triton import _interpreter as _interpreter  # noqa: E402 - a fixture
-
-from rotationout.experiments.speech.step_kernels import Recurrence  # noqa: E402
-from rotationout.experiments.speech.stepped import recur  # noqa: E402
-
-pytestmark = pytest.mark.gpu if GPU else []
-DEVICE = "cuda" if GPU else "cpu"
+pytestmark = MARKS
 
 
 def states(run: Any, gates: Tensor, weight: Tensor, given: Tensor) -> tuple[Tensor, ...]:

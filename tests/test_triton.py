@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import _interpreter as _interpreter  # fixtures
+from tests.interpreted import _poisoned as _poisoned
 from torch import Tensor
 
-GPU = torch.cuda.is_available()
-pytest.importorskip("triton")
-if not GPU and os.environ.get("TRITON_INTERPRET") != "1":  # read when the kernels are defined, so not to be set here
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
+from rotationout import pairing
+from rotationout.kernels import reference
+from rotationout.kernels.triton import choose, feature_sum, rotate, rotate_centred, sample
+from rotationout.kernels.triton import layout as arrangements
+from rotationout.kernels.triton.launch import Program
+from rotationout.kernels.triton.once import once_kernel
 
-from rotationout import pairing  # noqa: E402
-from rotationout.kernels import reference  # noqa: E402
-from rotationout.kernels.triton import choose, feature_sum, rotate, rotate_centred, sample  # noqa: E402
-from rotationout.kernels.triton import layout as arrangements  # noqa: E402
-from rotationout.kernels.triton.launch import Program  # noqa: E402
-from rotationout.kernels.triton.once import once_kernel  # noqa: E402
+pytestmark = MARKS
 
-pytestmark = pytest.mark.gpu if GPU else []
-
-DEVICE = "cuda" if GPU else "cpu"
 PER = ("row", "example", "batch")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Shape, feature axis, memory format: odd and even D, every number of lanes, maps above and below the size
@@ -44,38 +38,6 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "maps of one position": ((3, 16, 1, 1), 1, "contiguous"),
     "one vector": ((12,), 0, "contiguous"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    if GPU:
-        return
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def with_index(tensor: Any, scope: Any) -> None:
-        """Triton 3.6 makes a loop bound an int in a way that numpy 2.4 no longer allows."""
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
-
-
-@pytest.fixture
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory is full of NaN, so that an element left unwritten shows."""
-
-    def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def filled(*args: Any, **kwargs: Any) -> Tensor:
-            fresh = make(*args, **kwargs)
-            return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh.fill_(99)
-
-        return filled
-
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch, "empty_strided", poisoned(torch.empty_strided))
 
 
 def _features(layout: str, dtype: torch.dtype) -> tuple[Tensor, int]:

@@ -1,0 +1,54 @@
+"""Where kernels are tested: on a GPU if there is one, else in Triton's interpreter; with neither, tests are skipped.
+
+Import this before kernels: whether they are interpreted is decided when they are defined.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+MARKS = [pytest.mark.gpu] if GPU else []
+
+pytest.importorskip("triton")
+if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if GPU:
+        return
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        """Triton 3.6 makes a loop bound an int in a way that numpy 2.4 no longer allows."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
+
+
+@pytest.fixture
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN, so that an element left unwritten shows."""
+
+    def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def filled(*args: Any, **kwargs: Any) -> Tensor:
+            fresh = make(*args, **kwargs)
+            return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh.fill_(99)
+
+        return filled
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch, "empty_strided", poisoned(torch.empty_strided))
