@@ -12,6 +12,7 @@ from tests.training_runs import finish
 from rotationout import noise
 from rotationout.experiments import graphs
 from rotationout.experiments.graphs import ByLength
+from rotationout.experiments.speech import stepped
 from rotationout.experiments.speech.network import Listener
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
@@ -59,8 +60,8 @@ def test_frame_by_frame_is_what_torch_computes(options: dict[str, Any]) -> None:
     network = Listener(40, 16, 2, 29, noise=lambda: noise("rotation-sequence", 0.2), **options).double()
     x, lengths = torch.randn(11, 3, 40, dtype=torch.float64), torch.tensor([11, 7, 1])
     found = []
-    for stepped in (False, True):
-        network.stepped = stepped
+    for by_frames in (False, True):
+        network.stepped = by_frames
         network.zero_grad()
         inputs = x.clone().requires_grad_()
         torch.manual_seed(1)
@@ -79,6 +80,16 @@ def test_a_run_frame_by_frame_is_the_same_run() -> None:
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-4)
     with pytest.raises(ValueError, match="lstm must be one of 'cudnn', 'stepped'"):
         config("rotation", lstm="cuda")
+
+
+@pytest.mark.parametrize(
+    ("installed", "hidden", "expected"), [(True, 512, True), (True, 500, False), (False, 512, False)]
+)
+def test_cudnn_runs_lstms_that_there_are_no_kernels_for(
+    installed: bool, hidden: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepped, "HAS_TRITON", installed)
+    assert stepped.has_kernels(torch.device("cuda"), hidden) == expected
 
 
 def test_a_length_can_be_captured_while_a_batch_of_another_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

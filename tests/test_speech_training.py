@@ -238,7 +238,7 @@ def test_the_commands(tmp_path: Path, kaldi: Path, capsys: pytest.CaptureFixture
         (["train", "wsj", *common, "--precision", "bf16"], 2, "precision must be one of 'fp16', 'fp32'"),
         (["train", "wsj", *common, "--held-out", "99"], 1, "held_out must leave speakers on either side"),
         (["train", "an4", *common], 1, "wsj.pt has no features of test, train; it has test_eval92, train_si284"),
-        (["train", "wsj", *common, "--batch", "4", "--compile"], 1, "which torch.compile leaves as it is"),
+        (["train", "wsj", *common, "--batch", "4", "--compile"], 1, "which torch.compile leaves as they are"),
         (["train", "wsj", *common], 1, "there are 12 training utterances, fewer than a batch of 32"),
     ):
         assert cli.main(wrong) == code

@@ -20,6 +20,7 @@ from .batches import Speech, bucketed, select, without_speakers
 from .features import open_corpus
 from .network import CUDNN_LABELS, Listener, ctc_loss
 from .scoring import examples, greedy, score
+from .stepped import has_kernels
 from .text import ALPHABET
 
 __all__ = ["Corpus", "Recognition", "SpeechConfig", "load_speech"]
@@ -45,7 +46,8 @@ class SpeechConfig(Config):
         held_out: learn without so many of the speakers, and test on them instead.
         test_every: epochs from test to test; the last one is always tested.
         lstm: what runs the LSTMs on a GPU: ``"cudnn"``, or ``"stepped"``, kernels of our own that leave room for
-            those of other runs. What is computed is the same but for rounding. On a CPU torch does either way.
+            those of other runs, for multiples of 64 units where triton is installed. What is computed is the same but
+            for rounding. Elsewhere, and on a CPU, torch does either way.
         precision: ``"fp32"``, in which cuDNN's matrix products are TF32, or ``"fp16"``; torch casts no LSTM of cuDNN's
             to bf16.
     """
@@ -165,8 +167,10 @@ class Recognition(Run):
         return f"edit distance {result['edit_distance']:.2f}, CER {result['cer']:.2f} %"
 
     def compile(self) -> None:
-        """There is nothing to compile: cuDNN does nearly all of the work."""
-        raise ValueError("compile: speech recognition runs in cuDNN's LSTM, which torch.compile leaves as it is")
+        """There is nothing to compile: the LSTMs are nearly all of the work."""
+        raise ValueError(
+            "compile: speech recognition runs in kernels for LSTMs, which torch.compile leaves as they are"
+        )
 
     def build_network(self) -> nn.Module:
         """The bidirectional LSTM, with its noises."""
@@ -179,7 +183,7 @@ class Recognition(Run):
             noise=lambda: make_noise(config.noise, config.p, **config.noise_options),
             weight_drop=config.weight_drop,
             variational=config.variational,
-            stepped=config.lstm == "stepped" and self.device.type == "cuda",
+            stepped=config.lstm == "stepped" and has_kernels(self.device, config.hidden),
         )
 
     def build_optimizer(self) -> torch.optim.Optimizer:

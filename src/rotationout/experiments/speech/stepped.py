@@ -11,12 +11,22 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ...kernels.dispatch import HAS_TRITON
 from ...nn import NoisyLSTM, WeightDrop
 
-__all__ = ["both_ways", "recur"]
+__all__ = ["both_ways", "has_kernels", "recur"]
 
 MULTIPLE = 64
 """Hidden sizes for which there are kernels."""
+
+
+def has_kernels(device: torch.device, hidden: int) -> bool:
+    """Whether kernels do this for LSTMs of so many units; without them torch's own are faster.
+
+    >>> has_kernels(torch.device("cpu"), 512), has_kernels(torch.device("cuda"), 500)
+    (False, False)
+    """
+    return HAS_TRITON and device.type == "cuda" and hidden % MULTIPLE == 0
 
 
 def both_ways(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -45,7 +55,7 @@ def recur(gates: Tensor, weight: Tensor) -> Tensor:
     >>> recur(torch.zeros(2, 5, 3, 32), torch.zeros(2, 32, 8)).shape
     torch.Size([2, 5, 3, 8])
     """
-    if gates.is_cuda and weight.size(2) % MULTIPLE == 0:
+    if has_kernels(gates.device, weight.size(2)):
         from .step_kernels import Recurrence
 
         states: Tensor = Recurrence.apply(gates, weight)  # type: ignore[no-untyped-call]
