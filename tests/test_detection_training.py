@@ -324,4 +324,4 @@ def test_a_table_and_a_picture_from_records(tmp_path: Path, capsys: pytest.Captu
     assert part.figure.startswith("<svg")
     assert [caption.partition(":")[0] for _, caption in part.more] == ["Test images"]
     assert "205 images with 2,804 boxes" in part.prose[0]
-    assert "Table 3: RetinaNet on COCO" in titles["What is not reproduced, and why"].finding
+    assert "Table 3: RetinaNet on COCO" in titles["What is reproduced, and what is not"].finding

@@ -14,7 +14,10 @@ from benchmarks.tables import gpu_table
 import rotationout as ro
 from rotationout.cli.app import COMMANDS
 from rotationout.experiments.records import Study
+from rotationout.experiments.results import read_records
+from rotationout.report.cells import by_row, p_value, spread
 from rotationout.report.digits import difference, percent
+from rotationout.report.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,6 +85,17 @@ def test_accuracies_are_those_of_the_record() -> None:
         mean, error = study.paired_difference("rotationout", "dropout", p)
         assert mean + error < 0
         assert f"{p:g}" in TEXT.partition("likewise at")[2][:40] or p == study.p
+
+
+def test_errors_in_speech_are_those_of_the_records() -> None:
+    rows = by_row(read_records(ROOT / "results", "an4"))
+    edits = {row: [run["edit_distance"] for run in runs] for row, runs in rows.items()}
+    assert len(edits) == 8
+    assert all(len(values) == 5 for values in edits.values())
+    none, dropout, rotation = (spread(edits[row]) for row in ("none", "dropout keep 0.9", "rotation"))
+    assert f"errors in an utterance are {none} without, {dropout} with Dropout, {rotation} with RotationOut." in TEXT
+    for row, values in edits.items():  # "no noise is told apart from none", nor in negative_results.md
+        assert row == "none" or p_value(values, edits["none"]) > LEVEL
 
 
 def test_the_code_runs() -> None:

@@ -13,12 +13,13 @@ pytest.importorskip("jinja2")
 
 from rotationout import cli
 from rotationout.experiments.results import read_records
+from rotationout.recipes import TABLES
 from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
 from rotationout.report.curves import curves_figure
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.table1 import table1
-from rotationout.report.table3 import table3
+from rotationout.report.table3 import table3, verdict
 from rotationout.report.table4 import table4
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,7 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
     page = (folder / "index.html").read_text(encoding="utf-8")
     for record in read_records(ROOT / "results", "cifar100_resnet110_protocol"):
         assert f"<td>{record['last10_top1']:.2f}</td>" in page
-    for title in ("Handwritten digits", "Appendix B", "Speed: nvidia-h200", "Speed: cpu", "What is not reproduced"):
+    for title in ("Handwritten digits", "Appendix B", "Speed: nvidia-h200", "Speed: cpu", "What is reproduced"):
         assert f"<h2>{title}" in page
     assert "There are no records yet of" in page
     for part in reproduced.PARTS:
@@ -134,7 +135,7 @@ def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
     assert [section.title for section in sections] == [
         "Table 3 on BCCD’s blood cells, which stand in for COCO",
         "Other runs: bccd, p=0.1, weight_decay=0.5",
-        "What is not reproduced, and why",
+        "What is reproduced, and what is not",
     ]
     shown = sections[1].table
     assert shown is not None
@@ -147,12 +148,24 @@ def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
         assert table is not None
         return {row[0].partition(":")[0]: row[1:] for row in table.rows}
 
-    assert states()["Table 3"] == ["0 of 8 rows", "0 of 5 rows"]
+    assert states()["Table 3"] == ["0 of 8 rows", "0 of 5 rows", "–"]
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
     rows = by_row(read_records(tmp_path, "bccd"))
     fewest = min(map(len, rows.values()))
-    assert states()["Table 3"] == ["0 of 8 rows", f"{len(rows)} of 5 rows, n ≥ {fewest}"]
-    assert states()["Figure 1"] == ["computed", "–"]
+    outcome = verdict(read_records(tmp_path, "bccd"))
+    assert outcome.startswith("Rotation is ")
+    assert states()["Table 3"] == ["0 of 8 rows", f"{len(rows)} of 5 rows, n ≥ {fewest}", f"bccd: {outcome}"]
+    assert states()["Figure 1"] == ["computed", "–", "–"]
+
+
+def test_every_table_has_a_verdict() -> None:
+    """From the rows that its own recipes have, and on the paper's own data where both are recorded."""
+    scores = {"last10_top1": 1.0, "ap": 1.0, "edit_distance": 1.0}
+    for part in (part for part in reproduced.PARTS if part.title.startswith("Table")):
+        for recipe in (*part.own, *part.stand_ins):
+            runs = [{"row": config.row, **scores} for config in TABLES[recipe]()]
+            assert "(+0.00" in part.verdict(runs), recipe
+            assert part.verdict([run for run in runs if "rotation" not in run["row"]]) == ""
 
 
 def test_stars_are_for_the_data_of_the_paper_alone() -> None:

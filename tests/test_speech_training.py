@@ -272,7 +272,7 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[2] == "| none | 3 | 9.10 ± 0.10 | 9.1 | 36.40 ± 0.40 | – | – |"
     assert lines[3].startswith("| locked keep 0.7 | 3 | 7.20 ± 0.10 | 7.3 | 28.80 ± 0.40 | < 0.001 | – |")
     assert lines[4].startswith("| rotation | 3 | 6.13 ± 0.15 | 6.8 | 24.53 ± 0.61 | < 0.001 | 0.00")
-    assert lines[6:] == ["- u1, YES — none: YET; locked keep 0.7: (nothing); rotation: (nothing)"]
+    assert lines[6:] == ["- u1, YES — heard: YET (none), (nothing) (locked keep 0.7; rotation)"]
     assert cli.main(["table", "an4_strength", "--out", str(tmp_path)]) == 1
     assert "there are no records of an4_strength in" in capsys.readouterr().err
 

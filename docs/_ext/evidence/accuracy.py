@@ -1,4 +1,4 @@
-"""What training runs reached: handwritten digits, small batches, and the runs of ResNet110."""
+"""What training runs reached: handwritten digits, small batches, and the paper's tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from scipy.stats import t
+
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100, detection, images, speech
 from rotationout.recipes.search import SEARCH, STRONG
-from rotationout.report import digits, ghost, search, shift, small_batch
+from rotationout.report import digits, ghost, reproduced, search, shift, small_batch, table4, verdicts
+from rotationout.report.cells import by_row
 from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
@@ -27,7 +30,7 @@ NOTHING = "*No run of this is recorded yet.*"
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_digits(), **_small_batch(), **_protocol(), **_tables(), **_studies()}
+    return {**_digits(), **_small_batch(), **_protocol(), **_tables(), **_studies(), **_speech()}
 
 
 def _digits() -> dict[str, str]:
@@ -100,7 +103,9 @@ def _tables() -> dict[str, str]:
             table = TASKS[type(configs()[0])].table(records).markdown()
             number = next(number for number, module in recipes.items() if name in module.TABLES)
             found[number].append(f"`{name}`:\n\n{table}")
-    return {key: "\n\n".join(parts) or NOTHING for key, parts in found.items()}
+    texts = {key: "\n\n".join(parts) or NOTHING for key, parts in found.items()}
+    whole = reproduced.table(RESULTS)
+    return {**texts, "reproduced_table": whole.markdown(), "reproduced_meaning": verdicts.MEANING}
 
 
 def _studies() -> dict[str, str]:
@@ -118,3 +123,19 @@ def _studies() -> dict[str, str]:
         found[key] = make(records).markdown() if records else NOTHING
     found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
     return found
+
+
+def _speech() -> dict[str, str]:
+    """How RotationOut did on AN4, and how large a difference its runs could have shown."""
+    records = read_records(RESULTS, "an4")
+    rows = [[run["edit_distance"] for run in runs] for runs in by_row(records).values()]
+    runs = min(map(len, rows))
+    deviation = statistics.fmean(map(statistics.variance, rows)) ** 0.5
+    losses = [record["train_loss"][-1] for record in records]
+    return {
+        "speech_verdict": table4.verdict(records),
+        "speech_runs": str(runs),
+        "speech_seen": f"{t.ppf(1 - verdicts.LEVEL / 2, 2 * runs - 2) * deviation * (2 / runs) ** 0.5:.2f}",
+        "speech_train": f"{records[0]['train_utterances']:,}",
+        "speech_losses": f"{min(losses):.3f} to {max(losses):.3f}",
+    }

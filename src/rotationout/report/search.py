@@ -8,9 +8,10 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes.search import BEST, SEARCH, STRONG
 from . import style
-from .cells import by_row, p_value, significance, spread
+from .cells import by_row, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
+from .verdicts import compared
 
 __all__ = ["chosen", "section", "table", "verdict"]
 
@@ -56,20 +57,14 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 
     >>> rows = {"none": (71.0, 71.2), "dropout keep 0.9": (72.0, 72.1), "rotation sigma 0.500": (74.0, 74.2)}
     >>> verdict([{"row": row, "last10_top1": value} for row, values in rows.items() for value in values])
-    'RotationOut is ahead of no noise (+3.00 points, p = 0.002), and ahead of Dropout (+2.05 points, p = 0.010).'
+    'RotationOut is ahead of no noise (+3.00 points, p = 0.002) and Dropout (+2.05 points, p = 0.010).'
     """
     rows = by_row(records) if records else {}
     if not {"none", *BEST} <= rows.keys():
         return ""
     dropout, rotation = BEST
-    said = []
-    for label, other in (("no noise", "none"), ("Dropout", dropout)):
-        ours, theirs = _points(rows[rotation]), _points(rows[other])
-        difference, p = mean_sd(ours)[0] - mean_sd(theirs)[0], p_value(ours, theirs)
-        place = "not told apart from" if not p < 0.05 else "ahead of" if difference > 0 else "behind"
-        evidence = f"{difference:+.2f} points, p = {significance(ours, theirs)}".replace("-", "−").replace("= <", "<")
-        said.append(f"{place} {label} ({evidence})")
-    return f"RotationOut is {', and '.join(said)}."
+    others = {"no noise": _points(rows["none"]), "Dropout": _points(rows[dropout])}
+    return f"RotationOut is {compared(_points(rows[rotation]), others, 'points')}."
 
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:

@@ -8,10 +8,11 @@ from typing import Any
 
 from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
+from . import verdicts
 from .cells import by_row, marked, significance
 from .page import Table
 
-__all__ = ["PAPER", "table1"]
+__all__ = ["PAPER", "table1", "verdict"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -73,6 +74,12 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         tests = [significance(average, [run["last10_top1"] for run in others]) for others in against]
         lines.append([row, str(len(runs)), *cells, *tests])
     return Table(header, lines).filled()
+
+
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """How RotationOut as the library has it did beside Dropout of the same strength, in words."""
+    rivals = {row: _dropout(row) for row in (f"rotation default sigma {SIGMA[keep]}" for keep in KEEP)}
+    return verdicts.verdict(records, rivals, "last10_top1", "points")
 
 
 def _place(row: str) -> str:

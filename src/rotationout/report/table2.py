@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import style
+from . import style, verdicts
 from .cells import by_row, marked, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "section", "table2"]
+__all__ = ["PAPER", "section", "table2", "verdict"]
 
 TITLES = {
     "imagenet": "Table 2: ResNet-50 on ImageNet",
@@ -54,6 +54,11 @@ def table2(records: Sequence[dict[str, Any]]) -> Table:
     paper = "the paper's, ImageNet"
     header = ["row", "runs", "top-1, %", paper, "best epoch, %", "top-5, %", paper, "p, none", "p, rival"]
     return Table(header, lines).filled()
+
+
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """How RotationOut did, in words."""
+    return verdicts.verdict(records, RIVALS, "last10_top1", "points")
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..recipes.detection import TABLES
+from . import verdicts
 from .cells import by_row, marked, significance
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "section", "table3"]
+__all__ = ["PAPER", "section", "table3", "verdict"]
 
 TITLES = {
     "bccd": "Table 3 on BCCD’s blood cells, which stand in for COCO",
@@ -55,6 +56,11 @@ def table3(records: Sequence[dict[str, Any]]) -> Table:
     heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
     header = ["row", "runs", *heads]
     return Table([*header, "p, none", "p, rival"], lines).filled(always=len(header))
+
+
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """How RotationOut did, in words."""
+    return verdicts.verdict(records, RIVALS, "ap", "points of AP")
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
+from . import verdicts
 from .cells import by_row, marked, significance, spread
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "chosen_strength", "notes", "section", "table4", "transcripts"]
+__all__ = ["PAPER", "chosen_strength", "notes", "section", "table4", "transcripts", "verdict"]
 
 TITLES = {
     "an4": "Table 4 on AN4, which stands in for WSJ",
@@ -33,7 +34,7 @@ RIVALS = {
     "rotation": "locked keep 0.7",
     "rotation, variational weight drop keep 0.9": "locked keep 0.8, variational weight drop keep 0.8",
 }
-"""What RotationOut is compared with: the best of the others without and with weight drop."""
+"""What RotationOut is compared with: the best of the paper's others without and with weight drop."""
 
 
 def table4(records: Sequence[dict[str, Any]]) -> Table:
@@ -41,7 +42,7 @@ def table4(records: Sequence[dict[str, Any]]) -> Table:
 
     A star marks a mean on WSJ that differs from the paper's by more than two of its own standard errors, as the paper
     prints none. The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for
-    RotationOut against the best of the others.
+    RotationOut against the best of the paper's others.
     """
     found = _ordered(records)
     wsj = records[0].get("recipe") == "wsj"
@@ -56,18 +57,26 @@ def table4(records: Sequence[dict[str, Any]]) -> Table:
     return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines)
 
 
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """How RotationOut did, in words."""
+    return verdicts.verdict(records, RIVALS, "edit_distance", "edits", lower=True)
+
+
 def notes(records: Sequence[dict[str, Any]]) -> str:
     """`transcripts` in Markdown."""
     return "\n".join(f"- {line}" for line in transcripts(records))
 
 
 def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What was said, and for each row what its first seed heard, a line for each utterance."""
+    """What was said, and what the first seeds of the rows heard, a line for each utterance."""
     first = {row: runs[0]["transcripts"] for row, runs in _ordered(records).items()}
     lines = []
     for place, shown in enumerate(next(iter(first.values()))):
-        heard = "; ".join(f"{row}: {found[place]['heard'] or '(nothing)'}" for row, found in first.items())
-        lines.append(f"{shown['name']}, {shown['said']} — {heard}")
+        hearers: dict[str, list[str]] = {}
+        for row, found in first.items():
+            hearers.setdefault(found[place]["heard"] or "(nothing)", []).append(row)
+        heard = (f"{text} ({'all' if len(rows) == len(first) else '; '.join(rows)})" for text, rows in hearers.items())
+        lines.append(f"{shown['name']}, {shown['said']} — heard: {', '.join(heard)}")
     return lines
 
 
@@ -84,7 +93,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. Mean ± "
         f"standard deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
         "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit distance, "
-        "against no noise and against the best of the other noises, without and with weight drop."
+        "against no noise and against the best of the paper’s other noises, without and with weight drop."
         + (f" {STAR}" if recipe == "wsj" else ""),
     ]
     return Section(

@@ -1,0 +1,69 @@
+"""Whether RotationOut is ahead of others, in words: what its records and theirs allow to be said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..experiments.records import mean_sd
+from .cells import by_row, p_value, significance
+
+__all__ = ["LEVEL", "MEANING", "compared", "verdict"]
+
+LEVEL = 0.05
+"""Welch's p below which a difference is taken for one."""
+MEANING = (
+    f"Rows are told apart if p < {LEVEL} in Welch’s two-sided test on their runs; many are compared, so chance alone "
+    "tells some apart."
+)
+"""What the words here stand for."""
+
+
+def compared(ours: Sequence[float], others: Mapping[str, Sequence[float]], unit: str, *, lower: bool = False) -> str:
+    """Where scores stand beside those of others; ``lower`` ones may be the better ones.
+
+    >>> compared([6.0, 6.2, 6.1], {"none": [9.1, 9.0, 9.2], "locked": [6.0, 6.3, 6.2]}, "edits", lower=True)
+    'ahead of none (−3.00 edits, p < 0.001), not told apart from locked (−0.07 edits, p = 0.567)'
+    >>> compared([70.0], {"none": [71.0], "dropout": [70.5]}, "points")
+    'behind none (−1.00 points in single runs) and dropout (−0.50 points in single runs)'
+    """
+    found: dict[str, list[str]] = {}
+    for other, theirs in others.items():
+        difference, p = mean_sd(ours)[0] - mean_sd(theirs)[0], p_value(ours, theirs)
+        place = "ahead of" if (difference < 0) == lower else "behind"
+        if math.isnan(p):
+            chance = " in single runs"
+        else:
+            chance = f", p = {significance(ours, theirs)}".replace("= <", "<")
+            place = place if p < LEVEL else "not told apart from"
+        size = f"{difference:+.2f} {unit}".replace("-", "−")
+        found.setdefault(place, []).append(f"{other} ({size}{chance})")
+    return ", ".join(f"{place} {' and '.join(names)}" for place, names in found.items())
+
+
+def verdict(
+    records: Sequence[dict[str, Any]], rivals: Mapping[str, str], score: str, unit: str, *, lower: bool = False
+) -> str:
+    """How rows did beside no noise and beside their rivals, a sentence for each row; "" where nothing can be said.
+
+    Args:
+        records: of one recipe.
+        rivals: rows, and those that each is compared with beside "none".
+        score: what is compared, by its name in the records. Those that lack it yet are left out.
+        unit: what scores are counted in.
+        lower: whether lower ones are better.
+
+    >>> runs = [("none", 9.1), ("none", 9.2), ("locked", 7.0), ("locked", 8.0), ("turned", 6.1), ("turned", 6.3)]
+    >>> records = [{"row": row, "distance": edits} for row, edits in runs]
+    >>> verdict(records, {"turned": "locked"}, "distance", "edits", lower=True)
+    'Turned is ahead of none (−2.95 edits, p = 0.006), not told apart from locked (−1.30 edits, p = 0.223).'
+    """
+    rows = by_row(records) if records else {}
+    scores = {row: [run[score] for run in runs if score in run] for row, runs in rows.items()}
+    sentences = []
+    for row, rival in rivals.items():
+        others = {other: scores[other] for other in ("none", rival) if scores.get(other)}
+        if scores.get(row) and others:
+            sentences.append(f"{row[0].upper()}{row[1:]} is {compared(scores[row], others, unit, lower=lower)}.")
+    return " ".join(sentences)
