@@ -110,6 +110,7 @@ def test_a_scale_that_is_too_large_skips_steps() -> None:
     run.scaler.load_state_dict({**run.scaler.state_dict(), "scale": 2.0**40})
     before = {name: value.detach().clone() for name, value in run.network.named_parameters()}
     run.advance()
+    torch.cuda.synchronize()  # runs have streams of their own
     assert run.scaler.get_scale() == 2.0**39
     assert all(torch.equal(value, before[name]) for name, value in run.network.named_parameters())
 

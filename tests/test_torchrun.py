@@ -69,6 +69,11 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
 
 
+def test_a_single_process_that_ran_out_of_time_is_no_crash_to_torchrun(data: Path) -> None:
+    assert launch(data, 1, "cpu").count("1 unfinished runs are kept") == 1
+    assert len(records(data / "shared")) == len(ROWS)
+
+
 def test_two_processes_reach_the_losses_of_one(data: Path) -> None:
     """With BatchNorm over both and the same cuts of the same images. They are stopped after three steps, and go on."""
     said = launch(data, 2, "cpu")

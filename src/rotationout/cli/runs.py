@@ -171,7 +171,7 @@ def _run(
 def _run_all(
     configs: Sequence[Config], way: Way, maker: Callable[[torch.device], Callable[[Config], Run]]
 ) -> tuple[bool, bool, list[Config]]:
-    """Run them; whether this is the first process of those that share a run, and the only one, and what is left."""
+    """Run them; whether this is the first process of those that share a run, and not torchrun's, and what is left."""
     from ..experiments import processes
     from ..experiments.sweep import sweep as run_here
     from ..experiments.workers import Share, share_out
@@ -181,7 +181,7 @@ def _run_all(
         places = (way.device, way.out, way.checkpoints, way.together, ends, way.tensorboard)
         return True, True, share_out(Share(configs, maker, *places), way.processes)
     with processes.joined(way.device) as device:
-        first, alone = processes.rank() == 0, processes.size() == 1
+        first, alone = processes.rank() == 0, not processes.launched()
         try:
             left = run_here(
                 configs,

@@ -31,6 +31,7 @@ __all__ = [
     "from_first",
     "gather",
     "joined",
+    "launched",
     "rank",
     "share",
     "size",
@@ -48,18 +49,17 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
     Args:
         name: of the device. If not given, a GPU if there is one (to each process on a machine its own), else the CPU.
     """
-    launched = dist.is_available() and dist.is_torchelastic_launched()
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, got {name!r}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but torch finds no GPU here")
-    if launched and device.type == "cuda" and device.index is None:
+    if launched() and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    if not launched or dist.is_initialized():
+    if not launched() or dist.is_initialized():
         yield device
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -67,6 +67,11 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether torchrun has started this process, be it the only one."""
+    return dist.is_available() and dist.is_torchelastic_launched()
 
 
 def _together() -> bool:
