@@ -5,9 +5,10 @@ import torch
 from tests.test_cifar import images
 from tests.test_training import _small as _small  # a fixture
 from tests.test_training import config, make
+from torch import nn
 
 from rotationout.experiments import processes
-from rotationout.experiments.classification import Classification, build_network
+from rotationout.experiments.classification import build_network
 from rotationout.experiments.narrow import layers
 from rotationout.experiments.networks import ResNet
 from rotationout.recipes.cifar100 import wrn28_10
@@ -57,11 +58,18 @@ def test_compiled_blocks_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(x), plain(x))
 
 
-def test_what_has_no_such_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batchnorm_that_processes_share_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would take the statistics of one process."""
+    monkeypatch.setattr(layers, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(processes, "size", lambda: 2)
+    shared = processes.synchronized(nn.Sequential(nn.BatchNorm2d(16)), torch.device("cuda"))[0]
+    x = torch.randn(2, 16, 4, 4)
+    assert layers._normalises(nn.BatchNorm2d(16), x, None)
+    assert not layers._normalises(shared, x, None)
+
+
+def test_what_has_no_such_kernels_says_so() -> None:
     with pytest.raises(ValueError, match="kernels must be one of 'torch', 'fused', got 'cudnn'"):
         config(kernels="cudnn")
     with pytest.raises(ValueError, match="few channels, resnet20 and resnet110; network = 'wrn28_10' needs"):
         wrn28_10().replace(kernels="fused")
-    monkeypatch.setattr(processes, "size", lambda: 2)
-    with pytest.raises(ValueError, match="with 2 of them either sync_batchnorm must be False or kernels 'torch'"):
-        Classification(config(kernels="fused"), (images(32), images(4)), torch.device("cpu"))

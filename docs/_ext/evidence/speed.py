@@ -18,11 +18,11 @@ __all__ = ["texts"]
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_layers(), **_networks()}
+    return {**_layers(), **_networks(), **_narrow()}
 
 
-def _record(name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((BENCHMARKS / name).read_text(encoding="utf-8"))["rows"]
+def _record(name: str, part: str = "rows") -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((BENCHMARKS / name).read_text(encoding="utf-8"))[part]
     return rows
 
 
@@ -114,6 +114,14 @@ def _networks() -> dict[str, str]:
         "recurrent_cpu": _recurrent("cpu"),
         "recurrent_gpu": _recurrent("nvidia-h200"),
     }
+
+
+def _narrow() -> dict[str, str]:
+    """ResNet110 by torch's kernels and by those for few channels: ms of a run and step, the most runs side by side."""
+    steps = _record("narrow_nvidia-h200_torch-2.11.0.json", "steps")
+    most = max(row["count"] for row in steps)
+    times = {row["kernels"]: f"{row['ms']:.1f}" for row in steps if row["count"] == most and row["row"] == "none"}
+    return {"narrow_count": str(most), "narrow_torch": times["torch"], "narrow_fused": times["fused"]}
 
 
 def _milliseconds(value: float | None) -> str:

@@ -43,8 +43,8 @@ class ClassificationConfig(ClassifierConfig):
         dropout: drop probability of an element-wise Dropout after the noise, in every place that has one.
         held_out: train without this many of the training images, and test on them instead of the test set.
         kernels: ``fused`` is for ResNets on a GPU, whose few channels libraries are slow with: convolutions, and
-            BatchNorm with the sum and the ReLU behind it, are kernels of `rotationout.experiments.narrow` then. Results
-            differ by rounding. On a CPU it means nothing.
+            BatchNorm with the sum and the ReLU behind it, are kernels of `rotationout.experiments.narrow` then, but
+            for BatchNorm that several processes share. Results differ by rounding. On a CPU it means nothing.
         studies: what is measured of the trained network.
     """
 
@@ -120,7 +120,7 @@ class Classification(Classifier[Images]):
     config: ClassificationConfig
 
     def __init__(self, config: ClassificationConfig, images: tuple[Images, Images], device: torch.device) -> None:
-        _check_processes(config)
+        _check_chunks(config)
         self.mean, self.std = cifar.statistics(device)
         super().__init__(config, *images, device)
 
@@ -189,19 +189,13 @@ class Small(Held):
         return self.prepare(pixels), self.labels_of(self.images.labels)
 
 
-def _check_processes(config: ClassificationConfig) -> None:
-    """What sees a process's share of a batch cannot be synchronised: norms that go by chunks, and fused kernels."""
-    if processes.size() == 1 or not config.sync_batchnorm:
-        return
-    if config.norm in ("cross", "poly") or config.ghost_batch > 0:
+def _check_chunks(config: ClassificationConfig) -> None:
+    """Layers that normalise chunks of a batch see a process's share of it: they cannot be synchronised."""
+    chunked = config.norm in ("cross", "poly") or config.ghost_batch > 0
+    if processes.size() > 1 and config.sync_batchnorm and chunked:
         raise ValueError(
             f"norm = {config.norm!r} with ghost_batch = {config.ghost_batch} normalises within a process; with "
             f"{processes.size()} of them sync_batchnorm must be False, got True"
-        )
-    if config.kernels == "fused":
-        raise ValueError(
-            f"kernels = 'fused' take BatchNorm's statistics within a process; with {processes.size()} of them either "
-            "sync_batchnorm must be False or kernels 'torch'"
         )
 
 

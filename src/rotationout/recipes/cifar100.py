@@ -44,7 +44,7 @@ LAWS = ("uniform_tan", "uniform_angle", "gaussian_angle")
 
 def resnet110(protocol: str = "authors") -> ClassificationConfig:
     """ResNet110 without noise; noise goes into its third stage."""
-    return _protocol("resnet110", protocol).replace(stages=(3,))
+    return _protocol("resnet110", protocol).replace(stages=(3,), kernels="fused")
 
 
 def wrn28_10(protocol: str = "authors") -> ClassificationConfig:
@@ -146,6 +146,7 @@ def ghost_rows() -> list[ClassificationConfig]:
         network="resnet20",
         network_options={"silent": True},
         norm="group",
+        kernels="fused",
         steps=8_000,
         milestones=(4_000, 6_000),
     )

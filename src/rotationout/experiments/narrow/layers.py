@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
+from ...kernels.dispatch import HAS_TRITON
+
 __all__ = ["KERNELS", "convolve", "convolve_beside", "normalise"]
 
 KERNELS = ("torch", "fused")
@@ -134,7 +136,7 @@ def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
 
 
 def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
+    return HAS_TRITON and x.is_cuda
 
 
 def _narrow(channels: int) -> bool:
