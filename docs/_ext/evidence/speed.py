@@ -15,10 +15,14 @@ from .cells import markdown
 
 __all__ = ["texts"]
 
+LARGE = 100.0
+"""µs of a copy, from which on a tensor's launches do not matter."""
+TURNS = ("pairs_kernel", "rows_kernel", "lanes_kernel", "gather_kernel")
+
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_layers(), **_networks(), **_narrow()}
+    return {**_layers(), **_networks(), **_narrow(), "centred_table": _centred()}
 
 
 def _record(name: str, part: str = "rows") -> list[dict[str, Any]]:
@@ -122,6 +126,25 @@ def _narrow() -> dict[str, str]:
     most = max(row["count"] for row in steps)
     times = {row["kernels"]: f"{row['ms']:.1f}" for row in steps if row["count"] == most and row["row"] == "none"}
     return {"narrow_count": str(most), "narrow_torch": times["torch"], "narrow_fused": times["fused"]}
+
+
+def _centred() -> str:
+    """Large tensors about a batch mean: what memory allows, what is reached, and which kernels take how long."""
+    rows = []
+    for row in _record("centred_nvidia-h200_torch-2.11.0.json"):
+        dropout, ours = (row["noises"][name]["both_us"] for name in ("nn.Dropout", "batch mean"))
+        if row["copy_us"] < LARGE:
+            continue
+        times = dict.fromkeys(("sum", "turn", "draw"), 0.0)
+        for name, kernel in row["kernels"]["batch mean"].items():
+            kind = "sum" if "sum" in name or "finish" in name else "turn" if name.endswith(TURNS) else "draw"
+            times[kind] += kernel["launches"] * kernel["mean_us"]
+        shares = [f"{time:.0f}" for time in times.values()]
+        copies = 3 * row["copy_us"]
+        cells = [f"{time:.0f} ({time / dropout:.2f}×)" for time in (copies, ours)]
+        rows.append([row["tensor"], f"{dropout:.0f}", *cells, *shares])
+    header = ["tensor", "`nn.Dropout`, µs", "three copies", "RotationOut", "sums", "turns", "draws, signs"]
+    return markdown(header, rows)
 
 
 def _milliseconds(value: float | None) -> str:
