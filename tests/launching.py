@@ -32,11 +32,13 @@ def in_group(work: Callable[[], None], **options: Any) -> None:
     """Do it in a group of gloo's, which ``options`` describe.
 
     The group ends when nothing of DDP is left. If DDP is the last to hold it, it ends with Python's lock held, and may
-    wait for ever for a thread of gloo's that wants the lock.
+    wait for ever for a thread of gloo's that wants the lock. And it ends for all at once: gloo has aborted where one
+    process left while another was still busy with it.
     """
     dist.init_process_group("gloo", **options)
     try:
         work()
         gc.collect()
+        dist.barrier()
     finally:
         dist.destroy_process_group()

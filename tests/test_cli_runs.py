@@ -9,7 +9,9 @@ from tests.test_cli import said
 from tests.test_run import plane as plane  # a fixture
 
 from rotationout import cli
+from rotationout.cli.fields import changed
 from rotationout.experiments import sweep
+from rotationout.recipes import TABLES
 
 
 def test_time_that_runs_out_is_an_exit_code_of_its_own(plane: list[str], tmp_path: Path, capsys: Any) -> None:
@@ -30,6 +32,13 @@ def test_a_run_prints_its_record(plane: list[str], tmp_path: Path, capsys: Any) 
     record = json.loads(capsys.readouterr().out)
     assert (record["recipe"], record["row"], record["seed"]) == ("plane_inputs=2", "rotation", 4)
     assert [json.loads(path.read_text()) for path in (tmp_path / "r").rglob("*.json")] == [record]
+
+
+def test_kernels_give_a_run_no_other_name() -> None:
+    (none, *_) = TABLES["cifar100_resnet110_authors"]()
+    assert changed(none, {"kernels": "torch"}).recipe == none.recipe
+    assert changed(none, {"kernels": "torch"}).kernels == "torch"
+    assert changed(none, {"kernels": "torch", "p": 0.1}).recipe == f"{none.recipe}_p=0.1"
 
 
 def test_an_interrupted_run_is_told(plane: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from tests.launching import in_group
 from torch import Tensor
@@ -32,15 +31,15 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def run(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    try:
-        x, weight = (t[:2] if rank == 0 else t[2:] for t in batch())  # ranks of unequal size
-        torch.save(forward_and_gradient(x, weight, sync=True), f"{folder}/{rank}.pt")
-        # A process without examples must not leave the other one waiting.
-        x, weight = (t[:6] if rank == 0 else t[:0] for t in batch())
-        torch.save(forward_and_gradient(x, weight, sync=True), f"{folder}/{rank}_uneven.pt")
-    finally:
-        dist.destroy_process_group()
+    in_group(lambda: _run(rank, folder), init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+
+
+def _run(rank: int, folder: str) -> None:
+    x, weight = (t[:2] if rank == 0 else t[2:] for t in batch())  # ranks of unequal size
+    torch.save(forward_and_gradient(x, weight, sync=True), f"{folder}/{rank}.pt")
+    # A process without examples must not leave the other one waiting.
+    x, weight = (t[:6] if rank == 0 else t[:0] for t in batch())
+    torch.save(forward_and_gradient(x, weight, sync=True), f"{folder}/{rank}_uneven.pt")
 
 
 def test_synchronised_centring_equals_one_process(tmp_path: Path) -> None:
@@ -57,12 +56,12 @@ def test_synchronised_centring_equals_one_process(tmp_path: Path) -> None:
 
 
 def drop(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/drop", rank=rank, world_size=2)
-    try:
-        x = batch()[0][:2] if rank == 0 else batch()[0][2:]
-        torch.save(ro.nn.CentredDropout(0.5, sync=True)(x), f"{folder}/dropped_{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    in_group(lambda: _drop(rank, folder), init_method=f"file://{folder}/drop", rank=rank, world_size=2)
+
+
+def _drop(rank: int, folder: str) -> None:
+    x = batch()[0][:2] if rank == 0 else batch()[0][2:]
+    torch.save(ro.nn.CentredDropout(0.5, sync=True)(x), f"{folder}/dropped_{rank}.pt")
 
 
 def test_synchronised_dropout_is_about_the_mean_of_all_processes(tmp_path: Path) -> None:

@@ -189,6 +189,8 @@ def test_what_has_a_record_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
     assert sweep.sweep([config()], data, folder=tmp_path, checkpoints=tmp_path / "c") == []
     assert path.read_text() == before
     assert "1 of 1 runs have a record already" in capsys.readouterr().err
+    same = config(kernels="torch" if config().kernels == "fused" else "fused")
+    assert sweep.sweep([same], data, folder=tmp_path, checkpoints=tmp_path / "c") == [], "by which kernels is no matter"
     with pytest.raises(ValueError, match="is of a run with other settings; move it away"):
         sweep.sweep([config(steps=8)], data, folder=tmp_path, checkpoints=tmp_path / "c")
     path.write_text("{")

@@ -148,7 +148,9 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with these values. Another experiment has another name: its records must not pass for the recipe's."""
     if not values:
         return config
-    name = "_".join([config.recipe, *(f"{name}={_plain(value)}" for name, value in values.items())])
+    compared = {field.name for field in dataclasses.fields(config) if field.compare}
+    other = (f"{name}={_plain(value)}" for name, value in values.items() if name in compared)
+    name = "_".join([config.recipe, *other])
     try:
         return config.replace(**values, recipe=name)
     except (ValueError, TypeError) as error:

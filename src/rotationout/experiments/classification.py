@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class ClassificationConfig(ClassifierConfig):
     dropout: float = 0.0
     milestones: tuple[int, ...] = (32_000, 48_000)
     held_out: int = 0
-    kernels: str = "torch"
+    kernels: str = field(default="torch", compare=False)
     studies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

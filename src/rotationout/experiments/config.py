@@ -20,7 +20,9 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 class Config:
     """What every run has. Recipes return complete configs of a task; a variant is `replace` with a field or two.
 
-    Fields that are added later need a default under which old records mean what they meant.
+    Fields that are added later need a default under which old records mean what they meant. Fields that say by which
+    kernels a run is computed, and not what, are not compared: runs that differ in them alone are the same experiment,
+    with the same name, and a record tells which they were.
 
     Args:
         recipe: the table it belongs to.

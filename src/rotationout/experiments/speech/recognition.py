@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class SpeechConfig(Config):
     test_split: str = "test"
     held_out: int = 0
     test_every: int = 5
-    lstm: str = "cudnn"
+    lstm: str = field(default="cudnn", compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
