@@ -55,15 +55,15 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(128, 3, 8), 32: Tile(128, 1, 8), 64: Tile(64, 1, 8)}
+CONVOLVED = {16: Tile(128, 1, 8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 8)}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
-WEIGHED = {16: Tile(128, 3, 8, 1, 264), 32: Tile(128, 3, 8, 1, 88), 64: Tile(128, 1, 8, 1, 66)}
+WEIGHED = {16: Tile(128, 3, 8, 1, 264), 32: Tile(128, 3, 8, 1, 132), 64: Tile(64, 1, 4, 3, 66)}
 """Of the gradient of its weight, likewise."""
 ADDED = 32, 64
 """Parts and elements that are added up at once where such gradients are finished."""
-NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(8192, 8, 128), 64: Sums(8192, 8, 64)}
+NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
 """Of BatchNorm, by its channels."""
-REVERSED = {16: Sums(4096, 8, 128), 32: Sums(4096, 8, 128), 64: Sums(4096, 8, 64)}
+REVERSED = {16: Sums(4096, 4, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
 """Of its gradients, which read three maps instead of one or two."""
 
 
