@@ -60,7 +60,7 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(64, 1, 4, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 8)}
+CONVOLVED = {16: Tile(64, 1, 4, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
 WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 66)}
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
