@@ -157,7 +157,10 @@ def _strip_kernel(
     BLOCK_O: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Some columns of the images, of which there are count, and ROWS rows of y. The next row is loaded meanwhile."""
+    """Some columns of the images, of which there are count, and ROWS rows of y.
+
+    A row is loaded while the one above it is multiplied: what comes from memory must be asked for early.
+    """
     column = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     start = tl.program_id(1) * ROWS
     c = tl.arange(0, BLOCK_C)
@@ -174,9 +177,8 @@ def _strip_kernel(
     up_left, up, up_right = _row_of_weights(weights, 0, some, DOWN, ALONG, MIRRORED)
     left, centre, right = _row_of_weights(weights, 1, some, DOWN, ALONG, MIRRORED)
     down_left, down, down_right = _row_of_weights(weights, 2, some, DOWN, ALONG, MIRRORED)
-    a = tl.load(at + ((start - 1) * W - 1) * C, mask=to_left & (start > 0), other=0.0)
-    b = tl.load(at + (start - 1) * W * C, mask=known & (start > 0), other=0.0)
-    d = tl.load(at + ((start - 1) * W + 1) * C, mask=to_right & (start > 0), other=0.0)
+    a, b, d = _row(at, start - 1, start > 0, to_left, known, to_right, W, C)
+    # Rounded only now: what is loaded is waited for where it is used first.
     up_left, up, up_right = up_left.to(kind), up.to(kind), up_right.to(kind)
     left, centre, right = left.to(kind), centre.to(kind), right.to(kind)
     down_left, down, down_right = down_left.to(kind), down.to(kind), down_right.to(kind)
@@ -188,17 +190,17 @@ def _strip_kernel(
         squared = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     for row in range(start - 1, start + ROWS + 1):
         more = row + 1 < tl.minimum(H, start + ROWS + 1)
-        next_a = tl.load(at + ((row + 1) * W - 1) * C, mask=to_left & more, other=0.0)
-        next_b = tl.load(at + (row + 1) * W * C, mask=known & more, other=0.0)
-        next_d = tl.load(at + ((row + 1) * W + 1) * C, mask=to_right & more, other=0.0)
+        next_a, next_b, next_d = _row(at, row + 1, more, to_left, known, to_right, W, C)
+        whole = inside & (row > start) & (row <= H)
+        place = (top + (row - 1) * W)[:, None] * O + o[None, :]
+        if ADDED:
+            beside = tl.load(added + place, mask=whole, other=0.0)
         # What row sees is the lower third of what the row above it adds up, and the upper third of the one below.
         above = _three(a, b, d, down_left, down, down_right, above, PRECISION)
         here = _three(a, b, d, left, centre, right, here, PRECISION)
         below = _three(a, b, d, up_left, up, up_right, tl.zeros((BLOCK_P, BLOCK_O), tl.float32), PRECISION)
-        whole = inside & (row > start) & (row <= H)
-        place = (top + (row - 1) * W)[:, None] * O + o[None, :]
         if ADDED:
-            above += tl.load(added + place, mask=whole, other=0.0).to(tl.float32)
+            above += beside.to(tl.float32)
         tl.store(y + place, above.to(kind), mask=whole)
         if SUMS:
             distance = tl.where(whole, above - middle[None, :], 0.0)
@@ -208,6 +210,14 @@ def _strip_kernel(
         a, b, d = next_a, next_b, next_d
     if SUMS:
         _keep_sums(sums, tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), once, squared, o, O)
+
+
+@triton.jit
+def _row(at, row, there, to_left, known, to_right, W: tl.constexpr, C: tl.constexpr):
+    """A row of the images if it is there, as seen from the right, from where it is, and from the left."""
+    a = tl.load(at + (row * W - 1) * C, mask=to_left & there, other=0.0)
+    b = tl.load(at + row * W * C, mask=known & there, other=0.0)
+    return a, b, tl.load(at + (row * W + 1) * C, mask=to_right & there, other=0.0)
 
 
 @triton.jit
