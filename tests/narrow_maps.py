@@ -40,6 +40,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(tiles.CONVOLVED, channels, tiles.CONVOLVED[channels]._replace(positions=64))
         monkeypatch.setitem(tiles.WEIGHED, channels, tiles.WEIGHED[channels]._replace(positions=64, programs=6))
     monkeypatch.setattr(tiles, "ADDED", (2, 64))
+    monkeypatch.setattr(tiles, "FINISHED", (4, 8))
 
 
 def maps(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -76,20 +76,19 @@ class Normalisation(torch.autograd.Function):
         saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device)
         y = torch.empty_like(x)
         statistics = running.mean, running.var, running.batches, saved, grid.positions, eps, running.momentum
-        finishers = (triton.cdiv(grid.channels, tiles.FINISHED),)
+        most, some = tiles.FINISHED
+        finishers = (triton.cdiv(grid.channels, some),)
         with torch.cuda.device_of(x):  # Triton launches on the current device
             if sums is None:
                 parts = grid.new_parts(x)
                 moments_kernel[(grid.parts,)](x, parts, grid.positions, STEPS=grid.steps, **grid.tile)
                 combine_kernel[finishers](
                     parts, *statistics, grid.parts, grid.steps * grid.tile["BLOCK_P"], C=grid.channels,
-                    PARTS=tiles.power_of_two(grid.parts), BLOCK_C=tiles.FINISHED,
+                    PARTS=tiles.power_of_two(grid.parts), BLOCK_C=some,
                 )  # fmt: skip
             else:
-                at_once = min(tiles.ADDED[0], tiles.power_of_two(len(sums)))
-                finish_kernel[finishers](
-                    sums, *statistics, len(sums), C=grid.channels, AT_ONCE=at_once, BLOCK_C=tiles.FINISHED
-                )
+                at_once = min(most, tiles.power_of_two(len(sums)))
+                finish_kernel[finishers](sums, *statistics, len(sums), C=grid.channels, AT_ONCE=at_once, BLOCK_C=some)
             normalise_kernel[(grid.programs,)](
                 x, x if residual is None else residual, weight, bias, saved, y, grid.positions,
                 RESIDUAL=residual is not None, RELU=relu, **grid.tile,

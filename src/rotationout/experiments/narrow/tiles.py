@@ -60,7 +60,7 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(64, 1, 4, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
+CONVOLVED = {16: Tile(32, 1, 2, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
 WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 66)}
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
@@ -70,8 +70,8 @@ NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 
 """Of BatchNorm, by its channels."""
 REVERSED = {16: Sums(4096, 4, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
 """Of its gradients, which read three maps instead of one or two."""
-FINISHED = 8
-"""Channels that a program takes where the sums are a convolution's."""
+FINISHED = 512, 8
+"""Parts at most, and channels, that a program reads at once where statistics are finished."""
 
 
 def power_of_two(number: int) -> int:
