@@ -12,7 +12,12 @@ import torch
 
 pytest.register_assert_rewrite("tests.training_runs")  # its assertions say as much as those of tests
 
-KERNELS = ("kernels/triton/*", "experiments/speech/step_kernels.py", "experiments/narrow/[bc]*.py")
+KERNELS = (
+    "kernels/triton/*",
+    "experiments/speech/step_kernels.py",
+    "experiments/narrow/[abcw]*.py",
+    "experiments/narrow/taps.py",
+)
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else [f"src/rotationout/{path}" for path in KERNELS]
 
 

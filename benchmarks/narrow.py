@@ -4,7 +4,8 @@ First layers of ResNet110 by themselves, in bf16 and channels_last, captured in 
 its input and its weight (torch's are given weights that are rounded already), and BatchNorm with a residual and a ReLU.
 Then training steps of ResNet110 on random images, several runs side by side. ``--search`` times other tiles of the
 kernels, ``--tiles`` those that it is given, one at a time: ``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps
-for 16 channels; see `rotationout.experiments.narrow.tiles`. Written as JSON under benchmarks/results/.
+for 16 channels; see `rotationout.experiments.narrow.tiles`. ``--without`` turns off what may not pay, by its name; give
+another ``--out`` then. Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.nn import functional as F
 
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification
+from rotationout.experiments.narrow import layers as narrow
 from rotationout.experiments.narrow import tiles
 from rotationout.recipes.cifar100 import TABLES
 
@@ -41,42 +44,76 @@ KINDS: dict[str, dict[int, Any]] = {
     "reversed": tiles.REVERSED,
 }
 TOUCHED = {
-    "convolved": ("convolution", "gradient of input"),
+    "convolved": ("convolution", "convolution, sums", "gradient of input"),
     "weighed": ("gradient of weight",),
-    "normalised": ("norm", "norm and gradient"),
+    "normalised": ("norm", "norm after sums", "norm and gradient"),
     "reversed": ("norm and gradient",),
 }
 """What each of these tables decides about."""
 SEARCHED: dict[str, dict[int, list[tuple[int, ...]]]] = {
     "convolved": {
-        16: [(64, 3, 4), (128, 3, 4), (256, 3, 8), (128, 1, 8), (128, 1, 8, 3)],
-        32: [(64, 1, 4), (128, 1, 4), (256, 1, 8), (128, 3, 8), (64, 3, 4), (128, 1, 8, 2), (128, 1, 8, 3)],
-        64: [(64, 1, 4), (128, 1, 8), (64, 3, 8), (64, 1, 8, 2), (64, 1, 8, 3)],
+        16: [
+            (128, 1, 8),
+            (32, 1, 2, 1, 0, 4),
+            (32, 1, 2, 1, 0, 16),
+            (64, 1, 2, 1, 0, 4),
+            (64, 1, 2, 1, 0, 8),
+            (64, 1, 4, 1, 0, 8),
+            (32, 1, 1, 1, 0, 4),
+        ],
+        32: [(128, 1, 8), (32, 1, 2, 1, 0, 4), (32, 1, 2, 1, 0, 8), (64, 1, 4, 1, 0, 4), (64, 1, 4, 1, 0, 8)],
+        64: [(64, 1, 8), (64, 1, 8, 1, 0, 4)],
     },
     "weighed": {
-        16: [(128, 3, 4, 1, 264), (128, 3, 8, 1, 528), (128, 3, 8, 3, 264), (128, 3, 8, 1, 132)],
-        32: [(128, 3, 8, 1, 132), (128, 3, 8, 1, 64), (128, 3, 8, 2, 88), (128, 1, 4, 1, 132)],
-        64: [(128, 1, 8, 1, 96), (64, 1, 4, 1, 96), (64, 1, 4, 3, 66), (128, 1, 8, 1, 48)],
+        16: [(128, 3, 8, 1, 264), (128, 9, 4, 1, 132), (128, 9, 4, 1, 528), (256, 9, 8, 1, 264), (128, 9, 4, 2, 264)],
+        32: [(128, 3, 8, 1, 132), (64, 9, 8, 1, 132), (128, 9, 8, 1, 264), (64, 9, 4, 1, 132), (64, 9, 8, 2, 132)],
+        64: [(128, 1, 8, 1, 96), (128, 1, 8, 1, 192), (64, 1, 4, 3, 96), (64, 1, 4, 3, 132), (64, 1, 4, 2, 96)],
     },
     "normalised": {
-        16: [(4096, 4, 128), (4096, 8, 128), (8192, 8, 256)],
-        32: [(4096, 4, 128), (4096, 8, 64), (8192, 4, 64)],
-        64: [(4096, 8, 64), (4096, 4, 64), (4096, 8, 32)],
+        16: [(4096, 4, 128), (4096, 8, 128), (4096, 4, 256), (2048, 4, 256)],
+        32: [(4096, 4, 256), (2048, 4, 128), (8192, 8, 128)],
+        64: [(4096, 4, 128), (2048, 4, 64), (2048, 2, 128)],
     },
     "reversed": {
-        16: [(8192, 8, 128), (4096, 4, 128), (4096, 8, 256)],
-        32: [(8192, 8, 128), (4096, 4, 128), (4096, 8, 64)],
-        64: [(2048, 4, 64), (4096, 4, 64), (4096, 8, 128)],
+        16: [(8192, 8, 128), (4096, 4, 256), (4096, 8, 256), (2048, 4, 256)],
+        32: [(8192, 8, 128), (4096, 4, 256), (2048, 4, 128)],
+        64: [(4096, 4, 128), (2048, 4, 128), (2048, 2, 128)],
     },
 }
 """What ``--search`` tries besides what there is."""
 
+
+def _without_strips() -> None:
+    tiles.CONVOLVED[16] = tiles.Tile(128, 1, 8)
+
+
+def _without_nine() -> None:
+    tiles.WEIGHED.update({16: tiles.Tile(128, 3, 8, 1, 264), 32: tiles.Tile(128, 3, 8, 1, 132)})
+
+
+def _without_sums() -> None:
+    narrow.SUMMED = False
+
+
+def _without_again() -> None:
+    from rotationout.experiments.narrow import batchnorm
+
+    batchnorm.AGAIN = False
+
+
+WITHOUT = {
+    "strips": _without_strips,  # convolutions that go down the images
+    "nine": _without_nine,  # gradients of a weight in one product
+    "sums": _without_sums,  # BatchNorm's sums taken by the convolution before it
+    "again": _without_again,  # the ReLU's mask found again from what it was given
+}
+"""What can be turned off."""
 Ways = dict[str, Callable[[], object]]
 
 
 def layers(channels: int) -> dict[str, Ways]:
     """What there is to time for so many channels: by its name, and by who does it."""
-    from rotationout.experiments.narrow import convolution
+    from rotationout.experiments.narrow import convolving, weighing
     from rotationout.experiments.narrow.batchnorm import Normalisation, Running
 
     shape = BATCH, channels, LAYERS[channels], LAYERS[channels]
@@ -86,6 +123,7 @@ def layers(channels: int) -> dict[str, Ways]:
     gamma, beta = (torch.rand(channels, device="cuda").requires_grad_() for _ in range(2))
     mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
     running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
+    sums = convolving.convolve(x, weight, mirrored=False, origin=mean)[1]
     same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 
     def backward(wanted: list[bool]) -> Callable[[], object]:
@@ -94,8 +132,8 @@ def layers(channels: int) -> dict[str, Ways]:
     def by_torch(x: Tensor, residual: Tensor) -> Tensor:
         return F.relu(residual + F.batch_norm(x, mean, var, gamma, beta, True, 0.1, 1e-5))
 
-    def by_us(x: Tensor, residual: Tensor) -> Tensor:
-        y: Tensor = Normalisation.apply(x, residual, gamma, beta, running, 1e-5, True)  # type: ignore[no-untyped-call]
+    def by_us(x: Tensor, residual: Tensor, sums: Tensor | None = None) -> Tensor:
+        y: Tensor = Normalisation.apply(x, residual, gamma, beta, running, 1e-5, True, sums)  # type: ignore[no-untyped-call]
         return y
 
     def forward(norm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
@@ -108,17 +146,19 @@ def layers(channels: int) -> dict[str, Ways]:
     return {
         "convolution": {
             "torch": lambda: F.conv2d(x, rounded, padding=1),
-            "fused": lambda: convolution._convolve(x, weight, mirrored=False),
+            "fused": lambda: convolving.convolve(x, weight, mirrored=False),
         },
+        "convolution, sums": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, origin=mean)},
         "gradient of input": {
             "torch": backward([True, False, False]),
-            "fused": lambda: convolution._convolve(given, weight, mirrored=True),
+            "fused": lambda: convolving.convolve(given, weight, mirrored=True),
         },
         "gradient of weight": {
             "torch": backward([False, True, False]),
-            "fused": lambda: convolution._weigh(x, given, weight),
+            "fused": lambda: weighing.weigh(x, given, weight),
         },
         "norm": {"torch": forward(by_torch), "fused": forward(by_us)},
+        "norm after sums": {"fused": forward(partial(by_us, sums=sums))},
         "norm and gradient": {"torch": both(by_torch), "fused": both(by_us)},
         "copy": {"torch": x.clone},
     }
@@ -254,16 +294,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement of steps")
     parser.add_argument("--search", action="store_true", help="time other tiles")
     parser.add_argument("--tiles", nargs="+", type=parsed, default=[], metavar="KIND:CHANNELS=NUMBERS")
+    parser.add_argument("--without", nargs="+", choices=list(WITHOUT), default=[], help="turn this off")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")
     torch.backends.cudnn.benchmark = True  # as sweeps have it: cuDNN at its best
+    for name in options.without:
+        WITHOUT[name]()
     tried = list(options.tiles)
     if options.search:
         tried += [(kind, c, tile) for kind, table in SEARCHED.items() for c, some in table.items() for tile in some]
-    record = {"layers": time_layers(), "tiles": time_tiles(tried), "steps": []}
+    record = {"without": options.without, "layers": time_layers(), "tiles": time_tiles(tried), "steps": []}
     for row in options.rows if options.counts else []:
         for kernels in options.kernels:
             record["steps"] += time_steps(kernels, row, options.counts, options.seconds)

@@ -54,10 +54,11 @@ class _Block(nn.Module):
                 self.shortcut = _Padding(outputs - inputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y, x = convolve_beside(self.conv1, self.noise1(x), x, self.fused)
-        y = normalise(self.bn1, self.noise_a(y), fused=self.fused)
-        y = convolve(self.conv2, self.noise2(y), self.fused)
-        return normalise(self.bn2, y, self.shortcut(x), fused=self.fused)
+        y, x, sums = convolve_beside(self.conv1, self.noise1(x), x, self.fused, norm=self.bn1)
+        noisy = self.noise_a(y)
+        y = normalise(self.bn1, noisy, sums=sums if noisy is y else None, fused=self.fused)
+        y, sums = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2)
+        return normalise(self.bn2, y, self.shortcut(x), sums=sums, fused=self.fused)
 
 
 class _Normalised(nn.Sequential):
@@ -69,7 +70,8 @@ class _Normalised(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         convolution, norm = self
-        return normalise(norm, convolve(convolution, x, self.fused), relu=False, fused=self.fused)
+        y, sums = convolve(convolution, x, self.fused, norm=norm)
+        return normalise(norm, y, sums=sums, relu=False, fused=self.fused)
 
 
 class _Padding(nn.Module):

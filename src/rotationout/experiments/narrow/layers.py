@@ -24,51 +24,72 @@ MULTIPLE, MOST = 16, 64
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 2**31
 """Elements that 32 bits can count."""
+SUMMED = True
+"""Whether convolutions take sums for the BatchNorm behind them."""
 
 
-def convolve(convolution: nn.Module, x: Tensor, fused: bool = True) -> Tensor:
-    """``convolution(x)``.
+def convolve(
+    convolution: nn.Module, x: Tensor, fused: bool = True, *, norm: nn.Module | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """``convolution(x)``, and sums that BatchNorm can use, where they cost little.
 
     Args:
         convolution: any module; a kernel there is for 3×3 convolutions of stride 1 that keep the size and have no bias.
         x: (N, C, H, W).
         fused: whether to use a kernel where there is one.
+        norm: what comes next. If it takes statistics of the batch, the kernel can take sums for them on its way.
 
-    >>> convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8)).shape
-    torch.Size([2, 32, 8, 8])
+    Returns:
+        The maps; and the sums, which `normalise` takes with these maps and no other, or None.
+
+    >>> maps, sums = convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8))
+    >>> maps.shape, sums
+    (torch.Size([2, 32, 8, 8]), None)
     """
     if not (fused and _convolves(convolution, x)):
-        return _called(convolution, x)
+        return _called(convolution, x), None
     from .convolution import Convolution
 
-    y: Tensor = Convolution.apply(_arranged(x.to(_precision(x))), convolution.weight)  # type: ignore[no-untyped-call]
-    return y
+    origin = _origin(norm, convolution)
+    found: Any = Convolution.apply(_arranged(x.to(_precision(x))), convolution.weight, origin)  # type: ignore[no-untyped-call]
+    return (found, None) if origin is None else found
 
 
-def convolve_beside(convolution: nn.Module, x: Tensor, past: Tensor, fused: bool = True) -> tuple[Tensor, Tensor]:
-    """``convolution(x)``, and what goes past it: where that is x, a kernel adds up the gradients of both.
+def convolve_beside(
+    convolution: nn.Module, x: Tensor, past: Tensor, fused: bool = True, *, norm: nn.Module | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``convolution(x)``, what goes past it, and sums: where x goes past, a kernel adds up the gradients of both.
 
     Args:
         convolution: as for `convolve`.
         x: (N, C, H, W).
         past: what goes past.
         fused: as for `convolve`.
+        norm: as for `convolve`.
 
     >>> x = torch.rand(2, 16, 8, 8)
-    >>> y, past = convolve_beside(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
+    >>> y, past, sums = convolve_beside(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
     >>> y.shape, past is x
     (torch.Size([2, 32, 8, 8]), True)
     """
     if not (fused and x is past and _convolves(convolution, x) and _ready(x)):
-        return convolve(convolution, x, fused), past
+        maps, sums = convolve(convolution, x, fused, norm=norm)
+        return maps, past, sums
     from .convolution import Fork
 
-    both: tuple[Tensor, Tensor] = Fork.apply(x, convolution.weight)  # type: ignore[no-untyped-call]
-    return both
+    origin = _origin(norm, convolution)
+    found: Any = Fork.apply(x, convolution.weight, origin)  # type: ignore[no-untyped-call]
+    return (*found, None) if origin is None else found
 
 
 def normalise(
-    norm: nn.Module, x: Tensor, residual: Tensor | None = None, *, relu: bool = True, fused: bool = True
+    norm: nn.Module,
+    x: Tensor,
+    residual: Tensor | None = None,
+    *,
+    sums: Tensor | None = None,
+    relu: bool = True,
+    fused: bool = True,
 ) -> Tensor:
     """``relu(residual + norm(x))``.
 
@@ -76,6 +97,7 @@ def normalise(
         norm: any module; kernels there are for BatchNorm in training.
         x: (N, C, H, W).
         residual: what is added, if anything; as large as x.
+        sums: that `convolve` gave with x and this norm, if it did.
         relu: whether there is one.
         fused: whether to use kernels where there are some.
 
@@ -91,7 +113,7 @@ def normalise(
     running = Running(layer.running_mean, layer.running_var, layer.num_batches_tracked, layer.momentum)
     added = None if residual is None else _arranged(residual)
     y: Tensor = Normalisation.apply(  # type: ignore[no-untyped-call]
-        _arranged(x), added, layer.weight, layer.bias, running, layer.eps, relu
+        _arranged(x), added, layer.weight, layer.bias, running, layer.eps, relu, sums
     )
     return y
 
@@ -107,6 +129,14 @@ def _convolves(convolution: nn.Module, x: Tensor) -> bool:
     weight = convolution.weight
     rounded = torch.float32 if _casts(x) else x.dtype  # autocast rounds fp32, and without it nobody does
     return weight.dtype == rounded and _dense(weight) and convolution.in_channels == x.size(1)
+
+
+def _origin(norm: nn.Module | None, convolution: nn.Module) -> Tensor | None:
+    """What a convolution's sums are about: the running mean of a norm that will need them."""
+    if not SUMMED or not isinstance(norm, nn.BatchNorm2d) or not norm.training or norm.running_mean is None:
+        return None
+    fits = norm.num_features == convolution.out_channels and norm.running_mean.dtype == torch.float32
+    return norm.running_mean if fits else None
 
 
 def _normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:

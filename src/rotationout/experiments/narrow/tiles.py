@@ -10,6 +10,7 @@ from typing import NamedTuple
 __all__ = [
     "ADDED",
     "CONVOLVED",
+    "FINISHED",
     "NORMALISED",
     "REVERSED",
     "WEIGHED",
@@ -28,10 +29,13 @@ class Tile(NamedTuple):
         positions: of the maps, a power of two.
         taps: of a row of the kernel that are one matrix product, 1 or 3. With 3 the channels of three neighbours, which
             lie side by side in memory, are multiplied together: few channels are too few for a product of their own.
+            For the gradient of a weight also 9, all in one product.
         warps: threads by 32.
         stages: how far ahead a loop loads; 1 for not at all, and then loads go through the first cache, which holds
             what neighbouring taps share.
         programs: at most so many share a weight's gradient; the sums of each are written, and read again.
+        rows: if there are any, positions are columns of the images, of which a program takes so many rows; it needs no
+            taps then, and no stages.
     """
 
     positions: int
@@ -39,6 +43,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int = 1
     programs: int = 0
+    rows: int = 0
 
 
 class Sums(NamedTuple):
@@ -55,16 +60,18 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(128, 3, 8), 32: Tile(128, 1, 8), 64: Tile(64, 1, 8)}
+CONVOLVED = {16: Tile(32, 1, 2, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
-WEIGHED = {16: Tile(128, 3, 8, 1, 264), 32: Tile(128, 3, 8, 1, 88), 64: Tile(128, 1, 8, 1, 66)}
-"""Of the gradient of its weight, likewise."""
-ADDED = 32, 64
-"""Parts and elements that are added up at once where such gradients are finished."""
-NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(8192, 8, 128), 64: Sums(8192, 8, 64)}
+WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 66)}
+"""Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
+ADDED = 128, 2048
+"""Parts at most, and numbers in all, that a program reads at once where such gradients are finished."""
+NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
 """Of BatchNorm, by its channels."""
-REVERSED = {16: Sums(4096, 8, 128), 32: Sums(4096, 8, 128), 64: Sums(4096, 8, 64)}
+REVERSED = {16: Sums(4096, 4, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
 """Of its gradients, which read three maps instead of one or two."""
+FINISHED = 512, 8
+"""Parts at most, and channels, that a program reads at once where statistics are finished."""
 
 
 def power_of_two(number: int) -> int:
@@ -80,10 +87,11 @@ def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
     """The tile for this many channels of so many bytes each: numbers of 32 bits take more registers than a thread has.
 
     >>> fitted({64: Tile(128, 1, 4)}, 48, 4)
-    Tile(positions=32, taps=1, warps=8, stages=1, programs=0)
+    Tile(positions=16, taps=1, warps=8, stages=1, programs=0, rows=0)
     """
-    tile = table[choice(channels)]
-    return tile if size == 2 else tile._replace(positions=max(16, tile.positions // 4), warps=8, stages=1)
+    key = choice(channels)
+    tile = table[key]
+    return tile if size == 2 else tile._replace(positions=16 if key == 64 else 32, warps=8, stages=1, rows=0)
 
 
 def choice(channels: int) -> int:

@@ -1,0 +1,238 @@
+"""The kernels of `rotationout.experiments.narrow.batchnorm`, in Triton. Import this only where triton is installed."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803 - compile-time constants are in capitals
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["combine_kernel", "finish_kernel", "gradient_kernel", "moments_kernel", "normalise_kernel", "sums_kernel"]
+
+
+@triton.jit
+def tile(start, count, C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Where the elements of some positions lie, and which of these places are elements: (BLOCK_P, BLOCK_C)."""
+    p = start + tl.arange(0, BLOCK_P)
+    c = tl.arange(0, BLOCK_C)
+    return p[:, None] * C + c[None, :], (p < count)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def moments_kernel(x, parts, count, STEPS: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Mean, and sum of squares about it, of some positions: parts (parts, 2, C)."""
+    part = tl.program_id(0)
+    first = part * (STEPS * BLOCK_P)
+    c = tl.arange(0, BLOCK_C)
+    origin = tl.load(x + first * C + c, mask=c < C, other=0.0).to(tl.float32)
+    once = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    squared = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    for step in range(STEPS):
+        at, inside = tile(first + step * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
+        distance = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - origin[None, :]
+        distance = tl.where(inside, distance, 0.0)
+        once += distance
+        squared += distance * distance
+    some = tl.minimum(count - first, STEPS * BLOCK_P).to(tl.float32)
+    total = tl.sum(once, 0)
+    mine = parts + part * (2 * C) + c
+    tl.store(mine, origin + total / some, mask=c < C)
+    tl.store(mine + C, tl.sum(squared, 0) - total * total / some, mask=c < C)
+
+
+@triton.jit
+def combine_kernel(
+    parts,
+    running_mean,
+    running_var,
+    batches,
+    saved,
+    count,
+    eps,
+    momentum,
+    known,
+    each,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Statistics of some channels from the means and the sums of squares of parts of so many positions each."""
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    old = tl.load(running_mean + c, mask=c < C, other=0.0)
+    part = tl.arange(0, PARTS)
+    place = parts + part[:, None] * (2 * C) + c[None, :]
+    there = (part < known)[:, None] & (c < C)[None, :]
+    means = tl.load(place, mask=there, other=0.0)
+    squares = tl.load(place + C, mask=there, other=0.0)
+    some = tl.minimum(tl.maximum(count - part * each, 0), each).to(tl.float32)[:, None]
+    mean = tl.sum(means * some, 0) / count
+    apart = means - mean[None, :]
+    square = tl.sum(squares + apart * apart * some, 0)
+    keep(mean, square, old, running_mean, running_var, batches, saved, count, eps, momentum, c, C)
+
+
+@triton.jit
+def finish_kernel(
+    sums,
+    running_mean,
+    running_var,
+    batches,
+    saved,
+    count,
+    eps,
+    momentum,
+    known,
+    C: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """The same from sums (known, 2, C) about the running mean."""
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    old = tl.load(running_mean + c, mask=c < C, other=0.0)
+    once = tl.zeros((AT_ONCE, BLOCK_C), tl.float32)
+    squared = tl.zeros((AT_ONCE, BLOCK_C), tl.float32)
+    for first in range(0, known, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        place = sums + part[:, None] * (2 * C) + c[None, :]
+        there = (part < known)[:, None] & (c < C)[None, :]
+        once += tl.load(place, mask=there, other=0.0)
+        squared += tl.load(place + C, mask=there, other=0.0)
+    apart = tl.sum(once, 0) / count
+    square = tl.sum(squared, 0) - count * apart * apart
+    square = tl.where(square < 0, 0.0, square)  # by rounding; what is not a number stays so
+    keep(old + apart, square, old, running_mean, running_var, batches, saved, count, eps, momentum, c, C)
+
+
+@triton.jit
+def keep(mean, square, old, running_mean, running_var, batches, saved, count, eps, momentum, c, C: tl.constexpr):
+    """Mean and 1/√(var + ε) of channels c to saved (2, C), and to the moving averages; the first program counts.
+
+    The old running mean was loaded before the sums were: no thread may need it when another has written the new one.
+    """
+    channel = c < C
+    tl.store(saved + c, mean, mask=channel)
+    tl.store(saved + C + c, 1 / tl.sqrt(square / count + eps), mask=channel)
+    tl.store(running_mean + c, old + momentum * (mean - old), mask=channel)
+    old = tl.load(running_var + c, mask=channel, other=0.0)
+    tl.store(running_var + c, old + momentum * (square / (count - 1) - old), mask=channel)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def normalise_kernel(
+    x,
+    residual,
+    weight,
+    bias,
+    saved,
+    y,
+    count,
+    RESIDUAL: tl.constexpr,
+    RELU: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Some positions of y."""
+    at, inside = tile(tl.program_id(0) * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
+    value = tl.load(x + at, mask=inside, other=0.0)
+    if RESIDUAL:
+        added = tl.load(residual + at, mask=inside, other=0.0)
+    mean, _, factor, offset = channels(saved, weight, bias, C, BLOCK_C)
+    found = (value.to(tl.float32) - mean[None, :]) * factor[None, :] + offset[None, :]
+    if RESIDUAL:
+        found += added.to(tl.float32)
+    if RELU:
+        found = tl.where(found <= 0, 0.0, found)  # what is not a number stays so
+    tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def channels(saved, weight, bias, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Mean, 1/√(var + ε), that times γ, and β."""
+    c = tl.arange(0, BLOCK_C)
+    mean = tl.load(saved + c, mask=c < C, other=0.0)
+    scale = tl.load(saved + C + c, mask=c < C, other=0.0)
+    factor = scale * tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    return mean, scale, factor, tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def passed(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr):
+    """The gradient before the ReLU, whose mask is found in y, or again from x: its distance from the mean is given."""
+    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    if MASK == "output":
+        g = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) <= 0, 0.0, g)
+    if MASK == "input":
+        g = tl.where(distance * factor[None, :] + offset[None, :] <= 0, 0.0, g)
+    return g
+
+
+@triton.jit
+def sums_kernel(
+    gradient,
+    x,
+    y,
+    saved,
+    weight,
+    bias,
+    kept,
+    parts,
+    count,
+    STEPS: tl.constexpr,
+    MASK: tl.constexpr,
+    STORED: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Sums of g and of g·x̂ over some positions: parts (parts, 2, C); x̂ is x after normalisation, before γ and β.
+
+    g is the gradient before the ReLU, which is kept if it is to be stored.
+    """
+    part = tl.program_id(0)
+    mean, scale, factor, offset = channels(saved, weight, bias, C, BLOCK_C)
+    alone = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    times = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    for step in range(STEPS):
+        at, inside = tile((part * STEPS + step) * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
+        distance = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
+        g = passed(gradient, y, distance, factor, offset, at, inside, MASK)
+        if STORED:
+            tl.store(kept + at, g.to(kept.dtype.element_ty), mask=inside)
+        alone += g
+        times += g * distance
+    c = tl.arange(0, BLOCK_C)
+    mine = parts + part * (2 * C) + c
+    tl.store(mine, tl.sum(alone, 0), mask=c < C)
+    tl.store(mine + C, tl.sum(times, 0) * scale, mask=c < C)
+
+
+@triton.jit
+def gradient_kernel(
+    gradient,
+    x,
+    y,
+    saved,
+    totals,
+    weight,
+    bias,
+    of_x,
+    count,
+    MASK: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """γ/√(var + ε) · (g − mean of g − x̂ · mean of g·x̂) for some positions, from the totals (2, C) of g and g·x̂."""
+    mean, scale, factor, offset = channels(saved, weight, bias, C, BLOCK_C)
+    at, inside = tile(tl.program_id(0) * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
+    distance = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
+    g = passed(gradient, y, distance, factor, offset, at, inside, MASK)
+    c = tl.arange(0, BLOCK_C)
+    level = tl.load(totals + c, mask=c < C, other=0.0) / count
+    slope = tl.load(totals + C + c, mask=c < C, other=0.0) * scale / count
+    found = factor[None, :] * (g - level[None, :] - distance * slope[None, :])
+    tl.store(of_x + at, found.to(of_x.dtype.element_ty), mask=inside)

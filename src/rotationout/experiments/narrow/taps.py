@@ -1,0 +1,70 @@
+"""What the nine taps of a 3×3 convolution see of maps in channels_last, and where their weights lie: for kernels.
+
+Consecutive positions of all examples are rows of one matrix, and a neighbour's are the same rows some way on. Import
+this only where triton is installed.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803 - compile-time constants are in capitals
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["places", "precision", "seen"]
+
+
+def precision(x: Tensor) -> str:
+    """Three products of TF32 are as good as one of fp32, and leave room for more; it has no meaning for halves."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
+@triton.jit
+def seen(x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr):
+    """What positions p see through the taps of a step, zeros beyond the border: (positions, DEPTH), channel by channel.
+
+    There are 9 / TAPS steps; through TAPS neighbours along a row of the kernel.
+    """
+    j = tl.arange(0, DEPTH)
+    down = step * TAPS // 3 - 1
+    along = step * TAPS % 3 - 1
+    row = p // W % H + down
+    inside = ((p < count) & (row >= 0) & (row < H))[:, None]
+    if TAPS == 1:
+        column = p % W + along
+        inside = inside & ((column >= 0) & (column < W))[:, None]
+    else:
+        column = (p % W + along)[:, None] + (j // C)[None, :]
+        inside = inside & (column >= 0) & (column < W)
+    if DEPTH > TAPS * C:
+        inside = inside & (j < TAPS * C)[None, :]
+    return tl.load(x + (p + (down * W + along))[:, None] * C + j[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def places(
+    step,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741 - outputs, as C are channels
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    DOWN: tl.constexpr,
+    ALONG: tl.constexpr,
+    MIRRORED: tl.constexpr,
+    TAPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
+    """Where the weights of a step's taps lie, and which of these places are weights: (DEPTH, BLOCK_O)."""
+    j = tl.arange(0, DEPTH)
+    o = tl.arange(0, BLOCK_O)
+    down = step * TAPS // 3
+    along = step * TAPS % 3 + j // C
+    if MIRRORED:
+        down = 2 - down
+        along = 2 - along
+    place = (down * DOWN + along * ALONG + j % C * ROW)[:, None] + (o * COLUMN)[None, :]
+    return place, (j < TAPS * C)[:, None] & (o < O)[None, :]

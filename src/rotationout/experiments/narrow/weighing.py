@@ -1,0 +1,145 @@
+"""The gradient of the weight of a 3×3 convolution of few channels on a GPU, in Triton.
+
+Programs take sums over some positions each, which a second launch adds up, always in one order. Import this only where
+triton is installed.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803 - compile-time constants are in capitals
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import tiles
+from .adding import add_up
+from .taps import places, precision, seen
+
+__all__ = ["weigh"]
+
+
+def weigh(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the weight, in the order in which the weight lies in memory."""
+    count, channels, height, width = x.shape
+    outputs = weight.size(0)
+    tile = tiles.fitted(tiles.WEIGHED, max(channels, outputs), x.element_size())
+    positions, groups = count * height * width, max(1, 3 // tile.taps)
+    steps = triton.cdiv(triton.cdiv(positions, max(1, tile.programs // groups)), tile.positions)
+    parts = triton.cdiv(positions, steps * tile.positions)
+    total = torch.empty_like(weight)
+    sums = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
+    shape = {"STEPS": steps, "H": height, "W": width, "C": channels, "O": outputs, "BLOCK_P": tile.positions}
+    strides = {
+        "ROW": weight.stride(1),
+        "COLUMN": weight.stride(0),
+        "DOWN": weight.stride(2),
+        "ALONG": weight.stride(3),
+    }
+    options = {"PRECISION": precision(x), "num_warps": tile.warps, "num_stages": tile.stages}
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        if tile.taps == 9:
+            _weigh_all_kernel[(parts,)](
+                x, gradient, sums, positions, DEPTH=tiles.power_of_two(3 * channels),
+                WIDTH=tiles.power_of_two(3 * outputs), **shape, **strides, **options,
+            )  # fmt: skip
+        else:
+            _weigh_kernel[(parts, groups)](
+                x, gradient, sums, positions, TAPS=tile.taps, DEPTH=tiles.power_of_two(tile.taps * channels),
+                BLOCK_O=tiles.power_of_two(outputs), **shape, **strides, **options,
+            )  # fmt: skip
+    add_up(sums, total)
+    return total
+
+
+@triton.jit
+def _weigh_all_kernel(
+    x,
+    gradient,
+    sums,
+    count,
+    STEPS: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741 - outputs, as C are channels
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    DOWN: tl.constexpr,
+    ALONG: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sums over some positions for all weights, in one product.
+
+    A tap that looks down by d and along by a sums x[p + d·W + a]·g[p] over p, and so x[p + a]·g[p − d·W]. Three views
+    of x, moved along, and three of g, moved up or down, then give all nine taps.
+    """
+    part = tl.program_id(0)
+    j = tl.arange(0, DEPTH)
+    k = tl.arange(0, WIDTH)
+    along = j // C
+    down = k // O
+    total = tl.zeros((DEPTH, WIDTH), tl.float32)
+    for step in range(STEPS):
+        p = (part * STEPS + step) * BLOCK_P + tl.arange(0, BLOCK_P)
+        column = (p % W - 1)[:, None] + along[None, :]
+        inside = (p < count)[:, None] & (column >= 0) & (column < W) & (j < 3 * C)[None, :]
+        u = tl.load(x + (p - 1)[:, None] * C + j[None, :], mask=inside, other=0.0)
+        row = (p // W % H + 1)[:, None] - down[None, :]
+        inside = (p < count)[:, None] & (row >= 0) & (row < H) & (k < 3 * O)[None, :]
+        g = tl.load(gradient + (p + W)[:, None] * O + (k % O - down * (W * O))[None, :], mask=inside, other=0.0)
+        total = tl.dot(tl.trans(u), g, total, input_precision=PRECISION)
+    at = (along * ALONG + j % C * ROW)[:, None] + (down * DOWN + k % O * COLUMN)[None, :]
+    known = (j < 3 * C)[:, None] & (k < 3 * O)[None, :]
+    tl.store(sums + part.to(tl.int64) * (9 * C * O) + at, total, mask=known)
+
+
+@triton.jit
+def _weigh_kernel(
+    x,
+    gradient,
+    sums,
+    count,
+    STEPS: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    DOWN: tl.constexpr,
+    ALONG: tl.constexpr,
+    TAPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sums over some positions for the weights of three steps, all of them or a row of the kernel."""
+    part = tl.program_id(0)
+    group = tl.program_id(1)
+    o = tl.arange(0, BLOCK_O)
+    a = tl.zeros((DEPTH, BLOCK_O), tl.float32)
+    b = tl.zeros((DEPTH, BLOCK_O), tl.float32)
+    c = tl.zeros((DEPTH, BLOCK_O), tl.float32)
+    for step in range(STEPS):
+        p = (part * STEPS + step) * BLOCK_P + tl.arange(0, BLOCK_P)
+        g = tl.load(gradient + p[:, None] * O + o[None, :], mask=(p < count)[:, None] & (o < O)[None, :], other=0.0)
+        u = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
+        v = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
+        w = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+        a = tl.dot(tl.trans(u), g, a, input_precision=PRECISION)
+        b = tl.dot(tl.trans(v), g, b, input_precision=PRECISION)
+        c = tl.dot(tl.trans(w), g, c, input_precision=PRECISION)
+    mine = sums + part.to(tl.int64) * (9 * C * O)
+    at, known = places(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
+    tl.store(mine + at, a, mask=known)
+    at, known = places(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
+    tl.store(mine + at, b, mask=known)
+    at, known = places(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
+    tl.store(mine + at, c, mask=known)

@@ -1,0 +1,97 @@
+"""BatchNorm of few channels in kernels against plain torch: on a GPU if there is one, else interpreted."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import _interpreter as _interpreter  # fixtures
+from tests.interpreted import _poisoned as _poisoned
+from tests.narrow_maps import HALF, all_of, error, fused, layer, leaves, maps, normalised
+from tests.narrow_maps import _everywhere as _everywhere  # fixtures
+from tests.narrow_maps import _exact as _exact
+from tests.narrow_maps import small_tiles as small_tiles
+
+from rotationout.experiments.narrow import batchnorm
+
+pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["on its own", "after a convolution"])
+@pytest.mark.parametrize("relu", [True, False], ids=["relu", "no relu"])
+@pytest.mark.parametrize("added", [True, False], ids=["residual", "alone"])
+@pytest.mark.parametrize("shape", [(3, 16, 5, 7), (7, 32, 3, 11), (4, 64, 4, 4), (3, 48, 5, 5), (2, 16, 1, 1)])
+def test_normalisation_is_torchs(
+    shape: tuple[int, ...], added: bool, relu: bool, summed: bool, small_tiles: None
+) -> None:
+    norm, given = layer(shape[1]), maps(*shape)
+    theirs = copy.deepcopy(norm).double()
+    x, residual = leaves(2 * maps(*shape) + 3, maps(*shape) if added else None)
+    found = all_of(partial(fused, summed=summed), norm, x, residual, relu, given)
+    expected = all_of(normalised, theirs, *leaves(x, residual, dtype=torch.float64), relu, given.double())
+    assert found.keys() == expected.keys()
+    for name, right in expected.items():
+        if right.is_floating_point():
+            tolerance = 1e-3 if x.numel() == 2 * shape[1] and name == "x" else 1e-5  # the former is all cancelled
+            assert error(found[name], right) < tolerance, name
+        else:
+            assert found[name] == right == 2
+
+
+def test_a_large_mean_costs_no_variance(small_tiles: None) -> None:
+    """A mean of 1000 deviations: sums of squares about zero would leave nothing of the variance in fp32."""
+    x = maps(8, 16, 8, 8) + 1000
+    norm = layer(16)
+    expected = normalised(copy.deepcopy(norm).double(), x.double(), None, False)
+    assert error(fused(norm, x, None, False), expected) < 1e-3
+
+
+@pytest.mark.parametrize("channels", [16, 64])
+def test_halves_are_normalised_as_torch_does(channels: int) -> None:
+    norm, shape = layer(channels), (8, channels, 8, 8)
+    given = maps(*shape, dtype=HALF)
+    x, residual = leaves(maps(*shape, dtype=HALF), maps(*shape, dtype=HALF))
+    theirs, exact = copy.deepcopy(norm), copy.deepcopy(norm).double()
+    found = all_of(fused, norm, x, residual, True, given)
+    plain = all_of(normalised, theirs, *leaves(x, residual), True, given)
+    right = all_of(normalised, exact, *leaves(x, residual, dtype=torch.float64), True, given.double())
+    for name in ("y", "x", "residual", "weight", "bias", "running_mean", "running_var"):
+        assert error(found[name], right[name]) <= max(2 * error(plain[name], right[name]), 2e-6), name
+    assert found["y"].dtype == found["x"].dtype == found["residual"].dtype == HALF
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["found again", "read"])
+def test_what_the_relu_let_through_is_found_again_or_read(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same effect: not one element may be taken for another."""
+    monkeypatch.setattr(batchnorm, "AGAIN", again)
+    norm, shape = layer(16), (6, 16, 8, 8)
+    (x,) = leaves(maps(*shape, dtype=HALF))
+    y = fused(norm, x, None, True)
+    y.backward(torch.ones_like(y))
+    assert norm.bias.grad.tolist() == (y > 0).sum((0, 2, 3)).tolist()
+    theirs = copy.deepcopy(norm).double()
+    (exact,) = leaves(x, dtype=torch.float64)
+    normalised(theirs, exact, None, True).backward(torch.ones(shape, dtype=torch.float64, device=DEVICE))
+    assert error(x.grad, exact.grad) < 2 * torch.finfo(HALF).eps
+
+
+def test_sums_far_from_a_constant_leave_a_variance_of_zero() -> None:
+    """What rounding leaves of it may not be below zero: its root would be no number."""
+    norm = layer(16)
+    x = maps(4, 16, 5, 5) * 0 + torch.linspace(-1000, 1000, 16).to(DEVICE)[:, None, None]
+    y = fused(norm, x.contiguous(memory_format=torch.channels_last), None, False, summed=True)
+    assert y.isfinite().all()
+    assert (norm.running_var >= 0.7 - 1e-6).all()  # 1 − momentum of what it was
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["on its own", "after a convolution"])
+def test_what_is_not_a_number_stays_so(summed: bool) -> None:
+    """It must reach the loss, which ends the run."""
+    x = maps(2, 16, 4, 4)
+    x[0, 3, 1, 1] = float("nan")
+    y = fused(layer(16), x, None, True, summed)
+    assert y[:, 3].isnan().all()
+    assert not y[:, 4].isnan().any()
