@@ -56,12 +56,15 @@ CASES = [
 """Maps have the default draw, a permutation for each example; rows a structured pairing each. Stages: of ResNet-50."""
 IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "registers": (
-        {"SUM_REGISTERS": (0, 0), "LANES_SUM_REGISTERS": (0, 0), "LANES_REGISTERS": (0, 0, 0)},
+        {"SUM_REGISTERS": 0, "LANES_SUM_REGISTERS": (0, 0), "LANES_REGISTERS": (0, 0, 0)},
         [LARGE, LARGE_LAST, ROWS, LONG_ROWS, LONG_ROWS_FP32],
     ),
-    "sum tiles": (
-        {"SUM_TILE": 4096, "SUM_WARPS": 4, "SUM_PARTS": (2112, 1056), "SUM_REGISTERS": (0, 0)},
-        [LARGE, LARGE_LAST, STAGE_3, LONG_ROWS],
+    "sums in threads": ({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
+    "sums that run at once": ({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
+    "more sums than run at once": ({"SUM_PARTS": (528, 528)}, [LARGE]),
+    "sum tiles of 8192": (
+        {"SUM_TILE": 16384, "SUM_THREAD": 64, "SUM_REGISTERS": 80},
+        [LARGE, LARGE_LAST, STAGE_3, STAGE_4],
     ),
     "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),

@@ -196,16 +196,25 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
         assert (actual - expected).abs().max() <= 1e-5 * x.numel()
 
 
-def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SUM_TILE", 128)
-    for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
-        monkeypatch.setattr(choose, "SUM_PARTS", (parts, parts))
-        monkeypatch.setattr(arrangements, "_plans", {})
-        x, dim = _features(layout, torch.float32)
-        torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
-        draw = _draw(x, dim, "structured", "row", "row")
-        expected = reference.rotate_centred(x, None, *draw, dim, True)
-        torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"])
+@pytest.mark.parametrize("parts", [2, 100])
+def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles of which a thread has several elements, as on a GPU; the smallest programs there are."""
+    torch.manual_seed(11)
+    for name, value in {"SUM_TILE": 128, "SUM_WARPS": 1, "SUM_PARTS": (parts, parts), "ONCE": 0, "SMALL": 0}.items():
+        monkeypatch.setattr(choose, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x, dim = _features(layout, torch.float32)
+    torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
+    for kind, pairing_per in (("structured", "row"), ("table", "example"), ("table", "batch")):
+        for angle_per in ("row", "example"):
+            draw = _draw(x, dim, kind, pairing_per, angle_per)
+            expected = reference.rotate_centred(x, None, *draw, dim, True)
+            torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+    sums = [sums.program for plan, _ in arrangements._plans.values() for sums in plan.sums.values()]
+    assert any(program.constants.get("THREAD", 1) > 1 for program in sums) == (layout != "tokens")  # few rows
+    assert any(program.grid[0] > 1 for program in sums)
 
 
 @pytest.mark.usefixtures("_poisoned")

@@ -19,7 +19,7 @@ from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
 from .rows import rows_kernel
-from .sums import finish_kernel, sum_kernel
+from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
 __all__ = ["once", "packs", "sums", "turn"]
@@ -38,14 +38,14 @@ LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
 LANES_REGISTERS = 80, 80, 0
 """The most registers of a thread about a mean, 0 if there is no limit."""
-SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
-"""Elements of a tile and warps of a sum, registers on maps and with the features last,"""
+SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 32
+"""Elements of a tile and warps of a sum, its registers, and the most elements that a thread adds up at once,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
 """of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
 the features last."""
 SUM_PARTS = 2112, 528
-"""Programs a sum is spread over, if there is enough to add up: more than run at once where a pairing belongs to an n,
-as many where rows are all alike."""
+"""Programs a sum is spread over, if there is enough to add up: more than run at once on maps, as many with the features
+last."""
 LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 96)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
 LANES_SUM_PROGRAMS = 528, 660
@@ -140,32 +140,56 @@ def once(plan: Plan, adjoint: bool) -> Program | None:
 
 def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, packed: bool) -> Sums:
     """The programs for the sum over all rows of w·x, or of tan θ · A x: of (x, partial, w or tan, pairs, seed)."""
-    layout = plan.layout
-    features, rows, count = layout.features, layout.rows, layout.n
     if turned and plan.kind != SHARED:
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
-    if (
-        layout.last and weight[0] == rows * weight[1] and not (turned and plan.pairs[0])
-    ):  # no matter which n rows are of
+    common = {"WEIGHT": turned or weighted, "PADDED": weighted, "CODE": turned}
+    return (_rows_sums if plan.layout.last else _maps_sums)(plan, x, turned, weight, scale, common)
+
+
+def _rows_sums(
+    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, bool]
+) -> Sums:
+    """The same with the features last."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
+    if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
-    small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
-    block_c, block_p = _sum_blocks(layout, rows, SMALL_TILE if small else SUM_TILE)
-    tiles, programs = cdiv(features, block_c), SUM_PARTS[layout.last and count == 1]
-    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, programs)
-    if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
-        per_outer = 1
+    block_c, block_p = _sum_blocks(plan.layout, rows, SUM_TILE)
+    tiles, programs = cdiv(features, block_c), SUM_PARTS[True]
+    per_outer = 1 if each else cdiv(count * tiles, programs)
     outer = cdiv(count, per_outer)
     few = count == 1 and tiles == 1 and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
-    splits = 1 if small else _splits(rows, block_p, FEW_PARTS if few else programs, outer * tiles)
+    splits = _splits(rows, block_p, FEW_PARTS if few else programs, outer * tiles)
+    program = Program(
+        rows_sum_kernel, outer * splits * tiles, features, count, rows, per_outer, splits,
+        *weight, plan.pairs[0], scale, **common, BLOCK_C=block_c, BLOCK_P=block_p,
+        THREAD=max(1, min(SUM_THREAD, block_c * block_p // (32 * SUM_WARPS)) // _vector(x, features)),
+        num_warps=SUM_WARPS, registers=SUM_REGISTERS if _few_registers(plan.layout, x) else 0,
+    )  # fmt: skip
+    return Sums(outer * splits, program, None if few else _finish(features, outer * splits))
+
+
+def _maps_sums(
+    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, bool]
+) -> Sums:
+    """The same on maps."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
+    block_c, block_p = _sum_blocks(plan.layout, rows, SMALL_TILE if small else SUM_TILE)
+    tiles = cdiv(features, block_c)
+    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, SUM_PARTS[False])
+    outer = cdiv(count, per_outer)
+    splits = 1 if small else _splits(rows, block_p, SUM_PARTS[False], outer * tiles)
     piece = _piece(rows)
     program = Program(
-        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
-        *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
-        PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last] if _few_registers(layout, x) else 0,
+        maps_sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
+        *weight, plan.pairs[0], scale, **common, PIECE=piece,
+        TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
+        THREAD=max(1, min(SUM_THREAD, _vector(x, rows), block_c * block_p // (32 * SUM_WARPS))),
+        num_warps=SUM_WARPS, registers=SUM_REGISTERS if _few_registers(plan.layout, x) else 0,
     )  # fmt: skip
-    return Sums(outer * splits, program, None if small or few else _finish(features, outer * splits))
+    return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
 
 def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
@@ -231,6 +255,11 @@ def _dtype(x: Tensor) -> Any:
 def _piece(rows: int) -> int:
     """The largest power of two that divides the rows, 16 at most: elements that can be loaded together."""
     return min(16, rows & -rows)
+
+
+def _vector(x: Tensor, together: int) -> int:
+    """Elements that a thread loads at once, 16 bytes at most, where so many lie together."""
+    return min(16 // x.element_size(), _piece(together))
 
 
 def _few_registers(layout: Layout, x: Tensor) -> bool:
