@@ -18,11 +18,15 @@ from .lanes_sum import lanes_sum_kernel, signs_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
+from .overlap import AFTER, BESIDE, possible
 from .rows import rows_kernel
 from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
-__all__ = ["once", "packs", "sums", "turn"]
+__all__ = ["follows", "once", "packs", "sums", "turn"]
+
+OVERLAP = True
+"""Whether kernels start while those before them end, where a GPU can."""
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
@@ -69,16 +73,24 @@ def packs(x: Tensor) -> bool:
     return x.element_size() == 2 and x.data_ptr() % 4 == 0
 
 
-def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted: bool, packed: bool) -> Program:
+def follows(how: Any) -> int:
+    """How a kernel follows the one before it on the current device; see `overlap`."""
+    return int(how) if OVERLAP and possible() else 0
+
+
+def turn(
+    plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted: bool, packed: bool, centred: bool
+) -> Program:
     """The program for y = x + tan θ · A(x − m) + w·s: of (x, y, tan, pairs, m, s, w, seed).
 
-    ``parts`` says in how many parts m and s come, 0 if there is none.
+    ``parts`` says in how many parts m and s come, 0 if there is none. ``centred``: they have just been added up.
     """
     layout, kind = plan.layout, plan.kind
     features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    after = {"FOLLOWS": follows(BESIDE if centred else AFTER)}
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -88,7 +100,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
     if _by_rows(plan, x):
@@ -97,7 +109,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
+            **common, **after, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
             registers=ROW_REGISTERS if again else 0,
         )  # fmt: skip
 
@@ -118,7 +130,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
     block_c, block_p, span, warps = _gather_blocks(layout, kind)
     return Program(
         gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
-        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind,
+        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, **after, KIND=kind,
         BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
     )  # fmt: skip
 
@@ -134,6 +146,7 @@ def once(plan: Plan, adjoint: bool) -> Program | None:
     return Program(
         once_kernel, features, features, count, rows // piece, plan.tan[0], 1 / (count * rows),
         ADJOINT=adjoint, TAN_EACH=plan.tan[1] != 0, PIECE=piece, BLOCK_N=block_n, BLOCK_P=block_p,
+        FOLLOWS=follows(AFTER),
         num_warps=max(1, min(16, block_n * block_p // 512)),
     )  # fmt: skip
 
@@ -143,12 +156,12 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
     if turned and plan.kind != SHARED:
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
-    common = {"WEIGHT": turned or weighted, "PADDED": weighted, "CODE": turned}
+    common = {"WEIGHT": turned or weighted, "PADDED": weighted, "CODE": turned, "FOLLOWS": follows(AFTER)}
     return (_rows_sums if plan.layout.last else _maps_sums)(plan, x, turned, weight, scale, common)
 
 
 def _rows_sums(
-    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, bool]
+    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
 ) -> Sums:
     """The same with the features last."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
@@ -171,7 +184,7 @@ def _rows_sums(
 
 
 def _maps_sums(
-    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, bool]
+    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
 ) -> Sums:
     """The same on maps."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
@@ -234,8 +247,9 @@ def _finish(features: int, parts: int) -> Program | None:
     block_c = min(8, next_power_of_2(features))
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
-        finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
-    )
+        finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
+        FOLLOWS=follows(AFTER), num_warps=8,
+    )  # fmt: skip
 
 
 def _by_rows(plan: Plan, x: Tensor) -> bool:

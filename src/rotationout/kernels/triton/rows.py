@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .lanes import high_half, low_half, pack
+from .overlap import AFTER, BESIDE, wait_if
 from .tables import whole
 
 __all__ = ["rows_kernel"]
@@ -48,6 +49,7 @@ def rows_kernel(
     DTYPE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Whole rows are read once, in order, and each feature fetches its partner's from shared memory.
 
@@ -61,17 +63,19 @@ def rows_kernel(
     q = p + BLOCK_R
     c = tl.arange(0, BLOCK_C)
     known = c < features
+    wait_if(FOLLOWS == AFTER)
     signed = tl.load(code + n * code_n + c, mask=known, other=0).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign
-    m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
-    s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
 
     at = (n * rows + p) * features + c[None, :]
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
     one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
     two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
+    wait_if(FOLLOWS == BESIDE)
+    m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
+    s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
     words = tl.gather(pack(one, two, DTYPE), tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C)), 1)
     t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
     u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .overlap import AFTER, wait_if
+
 __all__ = [
     "finish_kernel",
     "maps_sum_kernel",
@@ -70,6 +72,7 @@ def rows_sum_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
     THREAD: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Features last: weighted sums over ``per_outer`` values of n and one of ``splits`` of the rows, times ``scale``.
 
@@ -86,6 +89,7 @@ def rows_sum_kernel(
     begin = (part % splits).to(tl.int64) * BLOCK_P
     shape: tl.constexpr = (THREAD, BLOCK_P // THREAD, BLOCK_C)
     total = tl.zeros((BLOCK_P // THREAD, BLOCK_C), tl.float32)
+    wait_if(FOLLOWS == AFTER)
     for turn in range(per_outer):
         n = first + turn * tl.cdiv(outer, per_outer)
         end = tl.where(n < outer, rows, 0).to(tl.int64)
@@ -126,6 +130,7 @@ def maps_sum_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
     THREAD: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Maps: weighted sums over ``per_outer`` values of n and one of ``splits`` of the positions, times ``scale``.
 
@@ -145,6 +150,7 @@ def maps_sum_kernel(
     begin = (part % splits).to(tl.int64) * BLOCK_P
     shape: tl.constexpr = (BLOCK_C, BLOCK_P // THREAD, THREAD)
     total = tl.zeros((BLOCK_C, BLOCK_P // THREAD), tl.float32)
+    wait_if(FOLLOWS == AFTER)
     for turn in range(0, per_outer, TOGETHER):
         for extra in tl.static_range(TOGETHER):
             n = first + (turn + extra) * tl.cdiv(outer, per_outer)
@@ -168,10 +174,11 @@ def maps_sum_kernel(
 
 
 @triton.jit
-def finish_kernel(partial, total, features, parts, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
+def finish_kernel(partial, total, features, parts, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, FOLLOWS: tl.constexpr):
     """The sum of all parts."""
     feature = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     sums = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    wait_if(FOLLOWS == AFTER)
     for start in range(0, parts, BLOCK_N):
         part = (start + tl.arange(0, BLOCK_N))[:, None]
         sums += tl.load(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .overlap import AFTER, ALONE, BESIDE, wait_if
 from .pairing import structured_code
 
 __all__ = [
@@ -68,6 +69,7 @@ def pairs_kernel(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Maps: a pair's first channel turns both channels, so that each element is read once.
 
@@ -81,18 +83,13 @@ def pairs_kernel(
     channel = (program // splits) % strips * CHANNELS + tl.arange(0, CHANNELS)[:, None]
     n = (program // splits // strips).to(tl.int64)
     known = channel < features
+    wait_if(FOLLOWS == AFTER)
     signed = tl.load(code + n * code_n + channel, mask=known, other=-1).to(tl.int32)
     if tl.max(tl.max(signed, 0), 0) >= 0:
         paired = signed > 0
         partner = tl.where(paired, signed - 1, channel)
         here = n * features * positions + channel.to(tl.int64) * positions
         there = n * features * positions + partner.to(tl.int64) * positions
-        if MEAN:
-            here_mean = whole(mean, channel, features, known, MEAN)
-            there_mean = whole(mean, partner, features, known, MEAN)
-        if SHIFT:
-            here_shift = whole(shift, channel, features, known, SHIFT)
-            there_shift = whole(shift, partner, features, known, SHIFT)
         for tile in tl.static_range(TILES):
             position = (split * TILES + tile) * BLOCK + tl.arange(0, BLOCK)[None, :]
             inside = position < positions
@@ -106,6 +103,14 @@ def pairs_kernel(
                 t = tl.load(tan + n * tan_n).to(tl.float32)
             if ADJOINT:
                 t = -t
+            if tile == 0:
+                wait_if(FOLLOWS == BESIDE)
+                if MEAN:
+                    here_mean = whole(mean, channel, features, known, MEAN)
+                    there_mean = whole(mean, partner, features, known, MEAN)
+                if SHIFT:
+                    here_shift = whole(shift, channel, features, known, SHIFT)
+                    there_shift = whole(shift, partner, features, known, SHIFT)
             if MEAN:
                 turned = u + tl.where(paired, t * (v - there_mean), 0.0)
                 other = v - t * (u - here_mean)
@@ -202,6 +207,7 @@ def gather_kernel(
     WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Any layout and any pairing: each lane loads its own element and its partner's, which a cache holds.
 
@@ -214,6 +220,7 @@ def gather_kernel(
     begin = (program % spans) * span
     n = (program // spans // tiles).to(tl.int64)
     p = ((program // spans) % tiles * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
+    wait_if(FOLLOWS != ALONE)
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
     for offset in range(0, span, BLOCK_C):
         c = (begin + offset + tl.arange(0, BLOCK_C))[:, None]
