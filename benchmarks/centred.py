@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
 import rotationout as ro
-from rotationout.kernels.triton import choose, layout
+from rotationout.kernels.triton import choose, draws, layout
 
 from .gpu import P, features_of, label
 from .records import RESULTS, write
@@ -69,10 +69,11 @@ IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
-    "rows of 256 at most": ({"ROW_FEATURES": 512}, [STAGE_4, STAGE_4_SMALL]),
-    "rows of any registers": ({"ROW_REGISTERS": 80}, [LARGE_LAST, STAGE_3]),
+    "rows in shared memory": ({"ROW_SHARED": False, "ROW_FEATURES": 256}, [LARGE_LAST, STAGE_3]),
+    "rows of up to 1024": ({"ROW_FEATURES": 256}, [STAGE_4, STAGE_4_SMALL, WIDE]),
+    "overlap": ({"OVERLAP": False}, CASES[:8]),
 }
-"""The constants of each idea without it, and the tensors it is about. The last two put to the test what is not done."""
+"""The constants of each idea without it, and the tensors it is about; some put to the test what is not done."""
 
 
 def captured(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:
@@ -122,14 +123,17 @@ def without(idea: str) -> Iterator[None]:
     values = IDEAS[idea][0]
     before = {name: getattr(choose, name) for name in values}
     try:
-        for name, value in values.items():
-            setattr(choose, name, value)
-        layout._plans.clear()
+        _choose(values)
         yield
     finally:
-        for name, value in before.items():
-            setattr(choose, name, value)
-        layout._plans.clear()
+        _choose(before)
+
+
+def _choose(values: Values) -> None:
+    for name, value in values.items():
+        setattr(choose, name, value)
+    layout._plans.clear()
+    draws._programs.clear()
 
 
 def noises(maps: bool) -> dict[str, nn.Module]:

@@ -18,6 +18,7 @@ from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
 from rotationout.kernels.triton.once import once_kernel
+from rotationout.kernels.triton.rows import rows_kernel
 
 pytestmark = MARKS
 
@@ -260,6 +261,25 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     left = [sums for plan, _ in arrangements._plans.values() for sums in plan.sums.values() if sums.finish is None]
     assert len(left) == (3 if elements else 0)  # not where examples have pairings of their own
     assert all(sums.parts > 1 for sums in left)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("features", [64, 70, 257, 600])
+def test_rows_meet_in_shared_memory_or_by_shuffles(
+    features: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(12)
+    monkeypatch.setattr(choose, "ROW_SHARED", shared)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    for pairing_per, dtype, adjoint in (("example", torch.bfloat16, False), ("batch", torch.float16, True)):
+        x = torch.randn(3, features, 5, 3, device=DEVICE).to(dtype, memory_format=torch.channels_last)
+        draw = _draw(x, 1, "table", pairing_per, "row")
+        expected = reference.rotate_centred(x.float(), None, *draw, 1, adjoint)
+        _assert_close(rotate_centred(x, None, *draw, 1, adjoint), expected, dtype)
+    programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
+    assert [program.kernel for program in programs] == [rows_kernel] * 2
+    assert all(program.constants["FLAT"] == (shared and features > 64) for program in programs)
 
 
 @pytest.mark.parametrize("features", [2, 3, 6, 33, 64])

@@ -26,16 +26,18 @@ from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_
 __all__ = ["follows", "once", "packs", "sums", "turn"]
 
 OVERLAP = True
-"""Whether kernels start while those before them end, where a GPU can."""
+"""Whether kernels start while those before them end, where a GPU can; those that turn fewer than SMALL elements load
+them meanwhile, for which they need more registers."""
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
 PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
-ROW_FEATURES = 256
-"""The most features of 16 bits that meet in shared memory; beyond, a cache does as well."""
-ROW_TILE, ROW_WARPS, ROW_REGISTERS = (512, 1024), (1, 2), 0
-"""Words that are exchanged at once and warps, for up to 64 features and more; registers about a mean (0: no limit)."""
+ROW_FEATURES = 1024
+"""The most features of 16 bits that meet in shared memory."""
+ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (1, 2, 4), True
+"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory, if
+there is more than one warp."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
@@ -90,7 +92,7 @@ def turn(
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
-    after = {"FOLLOWS": follows(BESIDE if centred else AFTER)}
+    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() < SMALL else AFTER)}
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -104,13 +106,13 @@ def turn(
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
     if _by_rows(plan, x):
-        wide = features > 64
+        size = (features > 64) + (features > 256)
         block_c = next_power_of_2(features)
-        block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
+        block_r = max(1, min(ROW_TILE[size] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, **after, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
-            registers=ROW_REGISTERS if again else 0,
+            **common, **after, DTYPE=_dtype(x), FLAT=ROW_SHARED and size > 0, BLOCK_C=block_c, BLOCK_R=block_r,
+            num_warps=ROW_WARPS[size],
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}

@@ -27,6 +27,19 @@ def turn_rows(own, other, t, sign, mean, shift, w, MEAN: tl.constexpr, SHIFT: tl
 
 
 @triton.jit
+def exchange(words, partner, FLAT: tl.constexpr):
+    """Every feature's word from where its partner is, rows by features.
+
+    Where a warp holds whole rows, the compiler exchanges them by a shuffle and a choice for each of the words that a
+    thread has of a row; with FLAT, all rows as one and several warps, in shared memory.
+    """
+    if not FLAT:
+        return tl.gather(words, tl.broadcast_to(partner[None, :], words.shape), 1)
+    place = tl.arange(0, words.shape[0])[:, None] * words.shape[1] + partner[None, :]
+    return tl.reshape(tl.gather(tl.ravel(words), tl.ravel(place), 0), words.shape)
+
+
+@triton.jit
 def rows_kernel(
     x,
     y,
@@ -47,14 +60,15 @@ def rows_kernel(
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
     DTYPE: tl.constexpr,
+    FLAT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
-    """Whole rows are read once, in order, and each feature fetches its partner's from shared memory.
+    """Whole rows are read once, in order, and each feature fetches its partner's from other threads.
 
-    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word. MEAN and
-    SHIFT say in how many parts the mean and the shift come, to be added up.
+    That goes by 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word. MEAN and SHIFT
+    say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`.
     """
     tiles = tl.cdiv(rows, 2 * BLOCK_R)
     program = tl.program_id(0)
@@ -76,7 +90,7 @@ def rows_kernel(
     wait_if(FOLLOWS == BESIDE)
     m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
     s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
-    words = tl.gather(pack(one, two, DTYPE), tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C)), 1)
+    words = exchange(pack(one, two, DTYPE), partner, FLAT)
     t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
     u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
     w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=p < rows, other=0.0) if WEIGHT else t
