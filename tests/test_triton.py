@@ -279,7 +279,7 @@ def test_rows_meet_in_shared_memory_or_by_shuffles(
         _assert_close(rotate_centred(x, None, *draw, 1, adjoint), expected, dtype)
     programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
     assert [program.kernel for program in programs] == [rows_kernel] * 2
-    assert all(program.constants["FLAT"] == (shared and features > 64) for program in programs)
+    assert all(program.constants["FLAT"] == shared for program in programs)
 
 
 @pytest.mark.parametrize("features", [2, 3, 6, 33, 64])

@@ -35,9 +35,8 @@ PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
 ROW_FEATURES = 1024
 """The most features of 16 bits that meet in shared memory."""
-ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (1, 2, 4), True
-"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory, if
-there is more than one warp."""
+ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
+"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
@@ -64,8 +63,9 @@ ONCE = 2**14
 """The most elements of a channel that a program holds, and of its partner."""
 SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
-program that turns them to add up: a launch would take longer."""
-SMALL_TILE, FEW_PARTS = 1024, 16
+program that turns them to add up: a launch would take longer. Registers are as many as hold all that is loaded at once,
+by sums and of the parts: left alone, the compiler makes do with fewer and waits for a few numbers at a time."""
+SMALL_TILE, SMALL_REGISTERS, FEW_PARTS, PARTS_REGISTERS = 1024, 128, 16, 128
 SMALL_ROWS = 2**20
 """The same of so many elements with the features last, where every program that turns them adds up all the parts."""
 
@@ -93,6 +93,7 @@ def turn(
     again = parts != (0, 0)  # a sum has read x
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
     after = {"FOLLOWS": follows(BESIDE if centred and x.numel() < SMALL else AFTER)}
+    registers = PARTS_REGISTERS if max(parts) > 1 else 0
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -103,7 +104,7 @@ def turn(
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
             plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
-            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
+            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small], registers=registers,
         )  # fmt: skip
     if _by_rows(plan, x):
         size = (features > 64) + (features > 256)
@@ -111,8 +112,8 @@ def turn(
         block_r = max(1, min(ROW_TILE[size] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, **after, DTYPE=_dtype(x), FLAT=ROW_SHARED and size > 0, BLOCK_C=block_c, BLOCK_R=block_r,
-            num_warps=ROW_WARPS[size],
+            **common, **after, DTYPE=_dtype(x), FLAT=ROW_SHARED, BLOCK_C=block_c, BLOCK_R=block_r,
+            num_warps=ROW_WARPS[size], registers=registers,
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -202,7 +203,8 @@ def _maps_sums(
         *weight, plan.pairs[0], scale, **common, PIECE=piece,
         TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
         THREAD=max(1, min(SUM_THREAD, _vector(x, rows), block_c * block_p // (32 * SUM_WARPS))),
-        num_warps=SUM_WARPS, registers=SUM_REGISTERS if _few_registers(plan.layout, x) else 0,
+        num_warps=SUM_WARPS,
+        registers=SMALL_REGISTERS if small else SUM_REGISTERS if _few_registers(plan.layout, x) else 0,
     )  # fmt: skip
     return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 

@@ -78,21 +78,20 @@ def rows_kernel(
     c = tl.arange(0, BLOCK_C)
     known = c < features
     wait_if(FOLLOWS == AFTER)
-    signed = tl.load(code + n * code_n + c, mask=known, other=0).to(tl.int32)
-    partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
-    sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
-    sign = -sign if ADJOINT else sign
-
     at = (n * rows + p) * features + c[None, :]
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
     one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
     two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
+    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
+    u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
+    signed = tl.load(code + n * code_n + c, mask=known, other=0).to(tl.int32)
+    partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
+    sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
+    sign = -sign if ADJOINT else sign
     wait_if(FOLLOWS == BESIDE)
     m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
     s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
     words = exchange(pack(one, two, DTYPE), partner, FLAT)
-    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
-    u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
     w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=p < rows, other=0.0) if WEIGHT else t
     v = tl.load(weight + n * weight_n + q.to(tl.int64) * weight_p, mask=q < rows, other=0.0) if WEIGHT else u
     one = turn_rows(one, low_half(words, DTYPE), t, sign, m, s, w, MEAN, SHIFT, WEIGHT)
