@@ -219,6 +219,23 @@ def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch:
 
 
 @pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_a_program_adds_up_several_examples(memory: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five in two programs, of which one has an example less."""
+    torch.manual_seed(13)
+    for name, value in {"SUM_PARTS": (2, 2), "ONCE": 0, "SMALL": 0}.items():
+        monkeypatch.setattr(choose, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x = torch.randn(5, 6, 6, 6, device=DEVICE).contiguous(memory_format=memory)
+    draw = _draw(x, 1, "table", "batch", "example")
+    expected = reference.rotate_centred(x, None, *draw, 1, True)
+    torch.testing.assert_close(rotate_centred(x, None, *draw, 1, True), expected)
+    ((plan, _),) = arrangements._plans.values()
+    (sums,) = plan.sums.values()
+    assert (sums.parts, sums.program.grid[0]) == (2, 2)
+
+
+@pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("features", [6, 12, 24, 33, 64, 80, 256])
 def test_structured_turns_are_added_up(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every number of lanes, features of 32 bits and words of two, in tiles that do not divide features and rows."""

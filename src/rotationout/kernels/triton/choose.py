@@ -252,7 +252,7 @@ def _finish(features: int, parts: int) -> Program | None:
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
-        FOLLOWS=follows(AFTER), num_warps=8,
+        FOLLOWS=follows(AFTER), num_warps=8, registers=PARTS_REGISTERS,
     )  # fmt: skip
 
 
