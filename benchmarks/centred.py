@@ -70,7 +70,7 @@ IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
-    "parts loaded at once": ({"SMALL_REGISTERS": 0, "PARTS_REGISTERS": 0}, [STAGE_3, SMALL, SMALL_LAST]),
+    "registers for all at once": ({"FEW_REGISTERS": 0}, [STAGE_3, SMALL, SMALL_LAST]),
     "rows in shared memory": (
         {"ROW_SHARED": False, "ROW_FEATURES": 256, "ROW_WARPS": (1, 2, 4)},
         [LARGE_LAST, STAGE_3, SMALL_LAST],

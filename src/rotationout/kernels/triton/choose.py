@@ -26,8 +26,8 @@ from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_
 __all__ = ["follows", "once", "packs", "sums", "turn"]
 
 OVERLAP = True
-"""Whether kernels start while those before them end, where a GPU can; those that turn fewer than SMALL elements load
-them meanwhile, for which they need more registers."""
+"""Whether kernels start while those before them end, where a GPU can; those that turn up to FEW elements load them
+meanwhile, for which they need more registers."""
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
@@ -63,11 +63,13 @@ ONCE = 2**14
 """The most elements of a channel that a program holds, and of its partner."""
 SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
-program that turns them to add up: a launch would take longer. Registers are as many as hold all that is loaded at once,
-by sums and of the parts: left alone, the compiler makes do with fewer and waits for a few numbers at a time."""
-SMALL_TILE, SMALL_REGISTERS, FEW_PARTS, PARTS_REGISTERS = 1024, 128, 16, 128
+program that turns them to add up: a launch would take longer."""
+SMALL_TILE, SMALL_REGISTERS, FEW_PARTS = 1024, 80, 16
 SMALL_ROWS = 2**20
 """The same of so many elements with the features last, where every program that turns them adds up all the parts."""
+FEW, FEW_REGISTERS = 2**20, 128
+"""Programs for so few elements run all at once, whatever registers they have: enough to hold all that they load. Left
+alone, the compiler makes do with fewer and waits for a few numbers at a time."""
 
 
 def packs(x: Tensor) -> bool:
@@ -92,8 +94,8 @@ def turn(
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
-    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() < SMALL else AFTER)}
-    registers = PARTS_REGISTERS if max(parts) > 1 else 0
+    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() <= FEW else AFTER)}
+    registers = FEW_REGISTERS if x.numel() <= FEW else 0
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -181,7 +183,7 @@ def _rows_sums(
         rows_sum_kernel, outer * splits * tiles, features, count, rows, per_outer, splits,
         *weight, plan.pairs[0], scale, **common, BLOCK_C=block_c, BLOCK_P=block_p,
         THREAD=max(1, min(SUM_THREAD, block_c * block_p // (32 * SUM_WARPS)) // _vector(x, features)),
-        num_warps=SUM_WARPS, registers=SUM_REGISTERS if _few_registers(plan.layout, x) else 0,
+        num_warps=SUM_WARPS, registers=_sum_registers(plan.layout, x, SUM_REGISTERS),
     )  # fmt: skip
     return Sums(outer * splits, program, None if few else _finish(features, outer * splits))
 
@@ -203,8 +205,7 @@ def _maps_sums(
         *weight, plan.pairs[0], scale, **common, PIECE=piece,
         TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
         THREAD=max(1, min(SUM_THREAD, _vector(x, rows), block_c * block_p // (32 * SUM_WARPS))),
-        num_warps=SUM_WARPS,
-        registers=SMALL_REGISTERS if small else SUM_REGISTERS if _few_registers(plan.layout, x) else 0,
+        num_warps=SUM_WARPS, registers=_sum_registers(plan.layout, x, SMALL_REGISTERS if small else SUM_REGISTERS),
     )  # fmt: skip
     return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
@@ -252,7 +253,7 @@ def _finish(features: int, parts: int) -> Program | None:
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
-        FOLLOWS=follows(AFTER), num_warps=8, registers=PARTS_REGISTERS,
+        FOLLOWS=follows(AFTER), num_warps=8, registers=FEW_REGISTERS,
     )  # fmt: skip
 
 
@@ -278,6 +279,10 @@ def _piece(rows: int) -> int:
 def _vector(x: Tensor, together: int) -> int:
     """Elements that a thread loads at once, 16 bytes at most, where so many lie together."""
     return min(16 // x.element_size(), _piece(together))
+
+
+def _sum_registers(layout: Layout, x: Tensor, most: int) -> int:
+    return FEW_REGISTERS if x.numel() <= FEW else most if _few_registers(layout, x) else 0
 
 
 def _few_registers(layout: Layout, x: Tensor) -> bool:
