@@ -63,14 +63,12 @@ IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "sums in threads": ({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
     "sums that run at once": ({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
     "more sums than run at once": ({"SUM_PARTS": (528, 528)}, [LARGE]),
-    "sum tiles of 8192": (
-        {"SUM_TILE": 16384, "SUM_THREAD": 64, "SUM_REGISTERS": 80},
-        [LARGE, LARGE_LAST, STAGE_3, STAGE_4],
-    ),
+    "sum tiles of 8192": ({"SUM_TILE": 16384, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
     "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
-    "registers for all at once": ({"FEW_REGISTERS": 0}, [STAGE_3, SMALL, SMALL_LAST]),
+    "large tiles of few": ({"FEW_TILE": 8192}, [SMALL_LAST]),
+    "registers for all at once": ({"FEW_REGISTERS": (0, 0)}, [STAGE_3, SMALL, SMALL_LAST]),
     "rows in shared memory": (
         {"ROW_SHARED": False, "ROW_FEATURES": 256, "ROW_WARPS": (1, 2, 4)},
         [LARGE_LAST, STAGE_3, SMALL_LAST],

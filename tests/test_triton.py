@@ -269,6 +269,7 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     torch.manual_seed(12)
     monkeypatch.setattr(choose, "SMALL_ROWS", elements)
     monkeypatch.setattr(choose, "SUM_TILE", 64)
+    monkeypatch.setattr(choose, "FEW_TILE", 64)
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = _features("channels last", torch.bfloat16)
     for pairing_per, adjoint in itertools.product(("example", "batch"), (False, True)):

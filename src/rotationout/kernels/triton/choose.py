@@ -43,7 +43,7 @@ LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
 LANES_REGISTERS = 80, 80, 0
 """The most registers of a thread about a mean, 0 if there is no limit."""
-SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 32
+SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 128
 """Elements of a tile and warps of a sum, its registers, and the most elements that a thread adds up at once,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
 """of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
@@ -65,11 +65,12 @@ SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
 program that turns them to add up: a launch would take longer."""
 SMALL_TILE, SMALL_REGISTERS, FEW_PARTS = 1024, 80, 16
-SMALL_ROWS = 2**20
-"""The same of so many elements with the features last, where every program that turns them adds up all the parts."""
-FEW, FEW_REGISTERS = 2**20, 128
-"""Programs for so few elements run all at once, whatever registers they have: enough to hold all that they load. Left
-alone, the compiler makes do with fewer and waits for a few numbers at a time."""
+SMALL_ROWS, FEW_TILE = 2**20, 32768
+"""The same of so many elements with the features last, where every program that turns them adds up all the parts: tiles
+are large, since few programs have to load everything."""
+FEW, FEW_REGISTERS = 2**20, (168, 255)
+"""Programs for so few elements run all at once, whatever registers they have: enough to hold all that they load, and
+more for turns of rows. Left alone, the compiler makes do with fewer and waits for a few numbers at a time."""
 
 
 def packs(x: Tensor) -> bool:
@@ -95,7 +96,7 @@ def turn(
     again = parts != (0, 0)  # a sum has read x
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
     after = {"FOLLOWS": follows(BESIDE if centred and x.numel() <= FEW else AFTER)}
-    registers = FEW_REGISTERS if x.numel() <= FEW else 0
+    registers = FEW_REGISTERS if x.numel() <= FEW else (0, 0)
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -106,7 +107,7 @@ def turn(
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
             plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
-            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small], registers=registers,
+            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small], registers=registers[0],
         )  # fmt: skip
     if _by_rows(plan, x):
         size = (features > 64) + (features > 256)
@@ -115,7 +116,7 @@ def turn(
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
             **common, **after, DTYPE=_dtype(x), FLAT=ROW_SHARED, BLOCK_C=block_c, BLOCK_R=block_r,
-            num_warps=ROW_WARPS[size], registers=registers,
+            num_warps=ROW_WARPS[size], registers=registers[1],
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -173,17 +174,20 @@ def _rows_sums(
     each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
     if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
-    block_c, block_p = _sum_blocks(plan.layout, rows, SUM_TILE)
+    few = count == 1 and features <= SUM_FEATURES and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
+    block_c, block_p = _sum_blocks(plan.layout, rows, FEW_TILE if few else SUM_TILE)
     tiles, programs = cdiv(features, block_c), SUM_PARTS[True]
     per_outer = 1 if each else cdiv(count * tiles, programs)
     outer = cdiv(count, per_outer)
-    few = count == 1 and tiles == 1 and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
-    splits = _splits(rows, block_p, FEW_PARTS if few else programs, outer * tiles)
+    splits = min(FEW_PARTS, cdiv(rows, block_p)) if few else _splits(rows, block_p, programs, outer * tiles)
+    thread = max(1, min(SUM_THREAD, block_c * block_p // (32 * SUM_WARPS)) // _vector(x, features))
+    if common["WEIGHT"] and block_p >= 32 * SUM_WARPS:  # the compiler gives each thread a row, as weights lie in memory
+        thread = 1
     program = Program(
         rows_sum_kernel, outer * splits * tiles, features, count, rows, per_outer, splits,
         *weight, plan.pairs[0], scale, **common, BLOCK_C=block_c, BLOCK_P=block_p,
-        THREAD=max(1, min(SUM_THREAD, block_c * block_p // (32 * SUM_WARPS)) // _vector(x, features)),
-        num_warps=SUM_WARPS, registers=_sum_registers(plan.layout, x, SUM_REGISTERS),
+        THREAD=thread, num_warps=SUM_WARPS,
+        registers=_sum_registers(plan.layout, x, SUM_REGISTERS) if thread > 1 else 0,
     )  # fmt: skip
     return Sums(outer * splits, program, None if few else _finish(features, outer * splits))
 
@@ -253,7 +257,7 @@ def _finish(features: int, parts: int) -> Program | None:
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
-        FOLLOWS=follows(AFTER), num_warps=8, registers=FEW_REGISTERS,
+        FOLLOWS=follows(AFTER), num_warps=8, registers=FEW_REGISTERS[0],
     )  # fmt: skip
 
 
@@ -282,7 +286,7 @@ def _vector(x: Tensor, together: int) -> int:
 
 
 def _sum_registers(layout: Layout, x: Tensor, most: int) -> int:
-    return FEW_REGISTERS if x.numel() <= FEW else most if _few_registers(layout, x) else 0
+    return FEW_REGISTERS[0] if x.numel() <= FEW else most if _few_registers(layout, x) else 0
 
 
 def _few_registers(layout: Layout, x: Tensor) -> bool:
