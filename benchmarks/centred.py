@@ -1,9 +1,10 @@
 """Where the time of RotationOut about a batch mean goes on a GPU: ``python -m benchmarks.centred``.
 
 For each tensor, medians in µs of forward, backward and both in CUDA graphs, beside a device-to-device copy and torch's
-own Dropouts; then every kernel of one forward and backward, by name, with its launches and mean time. ``--without``
-takes single ideas back, by the constants of `rotationout.kernels.triton.choose`, and shows the same totals: all of
-them if none is named after it. Written as JSON under benchmarks/results/.
+own Dropouts; then every kernel of one forward and backward, by name, with its launches and mean time, with kernels that
+start only when the one before has ended: else the time they wait would count. ``--without`` takes single ideas back, by
+the constants of `rotationout.kernels.triton.choose`, and shows the same totals: all of them if none is named after it.
+Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
 import rotationout as ro
-from rotationout.kernels.triton import choose, layout
+from rotationout.kernels.triton import choose, draws, layout
 
 from .gpu import P, features_of, label
 from .records import RESULTS, write
@@ -55,24 +56,27 @@ CASES = [
 ]
 """Maps have the default draw, a permutation for each example; rows a structured pairing each. Stages: of ResNet-50."""
 IDEAS: dict[str, tuple[Values, list[Case]]] = {
-    "order": ({"BACK": False}, [LARGE, LARGE_LAST, STAGE_3, LONG_ROWS]),
-    "cache": ({"READ": ""}, [LARGE, LARGE_LAST, STAGE_3, LONG_ROWS]),
     "registers": (
-        {"SUM_REGISTERS": (0, 0), "LANES_SUM_REGISTERS": (0, 0), "LANES_REGISTERS": (0, 0, 0)},
+        {"SUM_REGISTERS": 0, "LANES_SUM_REGISTERS": (0, 0), "LANES_REGISTERS": (0, 0, 0)},
         [LARGE, LARGE_LAST, ROWS, LONG_ROWS, LONG_ROWS_FP32],
     ),
-    "sum tiles": (
-        {"SUM_TILE": 4096, "SUM_WARPS": 4, "SUM_PARTS": (2112, 1056), "SUM_REGISTERS": (0, 0)},
-        [LARGE, LARGE_LAST, STAGE_3, LONG_ROWS],
-    ),
+    "sums in threads": ({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
+    "sums that run at once": ({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
+    "more sums than run at once": ({"SUM_PARTS": (528, 528)}, [LARGE]),
+    "sum tiles of 8192": ({"SUM_TILE": 16384, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
     "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
-    "gather tiles": ({"GATHER_ROWS": (2**31, 2**31)}, [STAGE_4, STAGE_4_SMALL, WIDE]),
-    "rows of 256 at most": ({"ROW_FEATURES": 512}, [STAGE_4, STAGE_4_SMALL]),
-    "rows of any registers": ({"ROW_REGISTERS": 80}, [LARGE_LAST, STAGE_3]),
+    "large tiles of few": ({"FEW_TILE": 8192}, [SMALL_LAST]),
+    "registers for all at once": ({"FEW_REGISTERS": (0, 0)}, [STAGE_3, SMALL, SMALL_LAST]),
+    "rows in shared memory": (
+        {"ROW_SHARED": False, "ROW_FEATURES": 256, "ROW_WARPS": (1, 2, 4)},
+        [LARGE_LAST, STAGE_3, SMALL_LAST],
+    ),
+    "rows of up to 1024": ({"ROW_FEATURES": 256}, [STAGE_4, STAGE_4_SMALL, WIDE]),
+    "overlap": ({"OVERLAP": False}, CASES[:8]),
 }
-"""The constants of each idea without it, and the tensors it is about. The last two put to the test what is not done."""
+"""The constants of each idea without it, and the tensors it is about; some put to the test what is not done."""
 
 
 def captured(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:
@@ -122,14 +126,17 @@ def without(idea: str) -> Iterator[None]:
     values = IDEAS[idea][0]
     before = {name: getattr(choose, name) for name in values}
     try:
-        for name, value in values.items():
-            setattr(choose, name, value)
-        layout._plans.clear()
+        _choose(values)
         yield
     finally:
-        for name, value in before.items():
-            setattr(choose, name, value)
-        layout._plans.clear()
+        _choose(before)
+
+
+def _choose(values: Values) -> None:
+    for name, value in values.items():
+        setattr(choose, name, value)
+    layout._plans.clear()
+    draws._programs.clear()
 
 
 def noises(maps: bool) -> dict[str, nn.Module]:
@@ -148,7 +155,8 @@ def run(case: Case, ideas: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"tensor": label(*case), "copy_us": _median(lambda: target.copy_(x))}
     compared = {name: noise.cuda() for name, noise in noises(x.ndim == 4).items()}
     row["noises"] = {name: captured(noise, x) for name, noise in compared.items()}
-    row["kernels"] = {name: kernels(noise, x) for name, noise in compared.items()}
+    with without("overlap"):
+        row["kernels"] = {name: kernels(noise, x) for name, noise in compared.items()}
     row["without"] = {}
     for idea in ideas:
         if case in IDEAS[idea][1]:

@@ -201,3 +201,63 @@ def test_compiled_layers_turn_by_the_kernels(name: str) -> None:
     assert len(graphs) == 1
     assert "rotationout.draw" in graphs[0]
     assert "rotationout.rotate" in graphs[0]
+
+
+def turned_again_and_again(x: Tensor) -> list[tuple[Tensor, ...]]:
+    """Input, output, adjoint and draw of turns about a batch mean, each of what the one before has made."""
+    from rotationout.kernels.triton import rotate_centred, sample
+
+    examples, features, height, width = x.shape
+    steps = []
+    for _ in range(10):
+        tan, index, _ = sample(
+            (examples, 1, 1), (examples, height, width), features, 0.3, structured=False, device="cuda"
+        )
+        y = rotate_centred(x, None, tan, index, None, 1, False)
+        back = rotate_centred(y, None, tan, index, None, 1, True)
+        steps.append((x, y, back, tan, index))
+        x = back
+    return steps
+
+
+def assert_turned(steps: list[tuple[Tensor, ...]]) -> None:
+    from rotationout.kernels import reference
+
+    for x, y, back, tan, index in steps:
+        for given, made, adjoint in ((x, y, False), (y, back, True)):
+            expected = reference.rotate_centred(given.float(), None, tan, index, None, 1, adjoint)
+            assert (made - expected).abs().max() <= 2 * torch.finfo(made.dtype).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(128, 64, 8, 8), (64, 256, 14, 14), (33, 640, 7, 7)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_kernels_that_overlap_on_two_streams(shape: tuple[int, ...], channels_last: bool) -> None:
+    """Kernels start before those before them have ended: one by one and in graphs, nothing is read too early."""
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    inputs = [torch.empty(shape, device="cuda", dtype=torch.bfloat16, memory_format=order) for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    graphs = [torch.cuda.CUDAGraph() for _ in inputs]
+
+    def alone(x: Tensor) -> list[tuple[Tensor, ...]]:
+        return turned_again_and_again(x.normal_())
+
+    for _ in range(3):
+        made = []
+        for x, stream in zip(inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                made.append(alone(x))
+        torch.cuda.synchronize()
+        for steps in made:
+            assert_turned(steps)
+    captured = []
+    for x, graph in zip(inputs, graphs, strict=True):
+        with torch.cuda.graph(graph):
+            captured.append(alone(x))
+    for _ in range(20):
+        for _ in range(10):
+            for graph, stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        for steps in captured:
+            assert_turned(steps)

@@ -18,6 +18,7 @@ from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
 from rotationout.kernels.triton.once import once_kernel
+from rotationout.kernels.triton.rows import rows_kernel
 
 pytestmark = MARKS
 
@@ -39,13 +40,6 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "maps of one position": ((3, 16, 1, 1), 1, "contiguous"),
     "one vector": ((12,), 0, "contiguous"),
 }
-# Each with another program that turns: pairs of channels, rows in shared memory, a table through the cache, lanes.
-TURNS = [
-    ("large maps", "table", torch.float32),
-    ("channels last", "table", torch.bfloat16),
-    ("channels last", "table", torch.float32),
-    ("rows", "structured", torch.float16),
-]
 
 
 def _features(layout: str, dtype: torch.dtype) -> tuple[Tensor, int]:
@@ -203,16 +197,42 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
         assert (actual - expected).abs().max() <= 1e-5 * x.numel()
 
 
-def test_sums_are_split_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "SUM_TILE", 128)
-    for layout, parts in itertools.product(("large maps", "tokens", "rows of odd D"), (2, 100)):
-        monkeypatch.setattr(choose, "SUM_PARTS", (parts, parts))
-        monkeypatch.setattr(arrangements, "_plans", {})
-        x, dim = _features(layout, torch.float32)
-        torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
-        draw = _draw(x, dim, "structured", "row", "row")
-        expected = reference.rotate_centred(x, None, *draw, dim, True)
-        torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"])
+@pytest.mark.parametrize("parts", [2, 100])
+def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles of which a thread has several elements, as on a GPU; the smallest programs there are."""
+    torch.manual_seed(11)
+    for name, value in {"SUM_TILE": 128, "SUM_WARPS": 1, "SUM_PARTS": (parts, parts), "ONCE": 0, "SMALL": 0}.items():
+        monkeypatch.setattr(choose, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x, dim = _features(layout, torch.float32)
+    torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
+    for kind, pairing_per in (("structured", "row"), ("table", "example"), ("table", "batch")):
+        for angle_per in ("row", "example"):
+            draw = _draw(x, dim, kind, pairing_per, angle_per)
+            expected = reference.rotate_centred(x, None, *draw, dim, True)
+            torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+    sums = [sums.program for plan, _ in arrangements._plans.values() for sums in plan.sums.values()]
+    assert any(program.constants.get("THREAD", 1) > 1 for program in sums) == (layout != "tokens")  # few rows
+    assert any(program.grid[0] > 1 for program in sums)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_a_program_adds_up_several_examples(memory: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five in two programs, of which one has an example less."""
+    torch.manual_seed(13)
+    for name, value in {"SUM_PARTS": (2, 2), "ONCE": 0, "SMALL": 0}.items():
+        monkeypatch.setattr(choose, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x = torch.randn(5, 6, 6, 6, device=DEVICE).contiguous(memory_format=memory)
+    draw = _draw(x, 1, "table", "batch", "example")
+    expected = reference.rotate_centred(x, None, *draw, 1, True)
+    torch.testing.assert_close(rotate_centred(x, None, *draw, 1, True), expected)
+    ((plan, _),) = arrangements._plans.values()
+    (sums,) = plan.sums.values()
+    assert (sums.parts, sums.program.grid[0]) == (2, 2)
 
 
 @pytest.mark.usefixtures("_poisoned")
@@ -242,30 +262,6 @@ def test_the_bits_of_signs_are_those_of_the_pairing() -> None:
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize(("layout", "kind", "dtype"), TURNS)
-def test_the_order_of_programs_makes_no_difference(
-    layout: str, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(11)
-    monkeypatch.setattr(choose, "ONCE", 0)
-    for name in ("PAIR_TILE", "ROW_TILE", "LANES_TILE"):
-        monkeypatch.setattr(choose, name, (32,) * len(getattr(choose, name)))
-    x, dim = _features(layout, dtype)
-    draw = _draw(x, dim, kind, "row" if kind == "structured" else "example", "row")
-    results = []
-    for back in (False, True):
-        monkeypatch.setattr(choose, "BACK", back)
-        monkeypatch.setattr(arrangements, "_plans", {})
-        results.append(rotate_centred(x, None, *draw, dim, False))
-        (plan,) = arrangements._plans.values()
-        (program,) = plan[0].programs.values()
-        assert program.grid[0] > 1
-        assert program.constants["BACK"] == back
-    assert torch.equal(*results)
-    _assert_close(results[0], reference.rotate_centred(x.float(), None, *draw, dim, False), dtype)
-
-
-@pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("elements", [0, choose.SMALL_ROWS])
 def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     elements: int, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +269,7 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     torch.manual_seed(12)
     monkeypatch.setattr(choose, "SMALL_ROWS", elements)
     monkeypatch.setattr(choose, "SUM_TILE", 64)
+    monkeypatch.setattr(choose, "FEW_TILE", 64)
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = _features("channels last", torch.bfloat16)
     for pairing_per, adjoint in itertools.product(("example", "batch"), (False, True)):
@@ -285,17 +282,22 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("rows", [1, 4, 16, 2**31])
-def test_rows_that_share_a_table_in_tiles_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(13)
-    monkeypatch.setattr(choose, "GATHER_ROWS", (rows, rows))
-    monkeypatch.setattr(choose, "GATHER_FEATURES", 16)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("features", [64, 70, 257, 600])
+def test_rows_meet_in_shared_memory_or_by_shuffles(
+    features: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(12)
+    monkeypatch.setattr(choose, "ROW_SHARED", shared)
     monkeypatch.setattr(arrangements, "_plans", {})
-    for layout, adjoint in itertools.product(("channels last", "tokens", "rows of odd D"), (False, True)):
-        x, dim = _features(layout, torch.float32)
-        draw = _draw(x, dim, "table", "batch", "row")
-        expected = reference.rotate_centred(x, None, *draw, dim, adjoint)
-        _assert_close(rotate_centred(x, None, *draw, dim, adjoint), expected, x.dtype)
+    for pairing_per, dtype, adjoint in (("example", torch.bfloat16, False), ("batch", torch.float16, True)):
+        x = torch.randn(3, features, 5, 3, device=DEVICE).to(dtype, memory_format=torch.channels_last)
+        draw = _draw(x, 1, "table", pairing_per, "row")
+        expected = reference.rotate_centred(x.float(), None, *draw, 1, adjoint)
+        _assert_close(rotate_centred(x, None, *draw, 1, adjoint), expected, dtype)
+    programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
+    assert [program.kernel for program in programs] == [rows_kernel] * 2
+    assert all(program.constants["FLAT"] == shared for program in programs)
 
 
 @pytest.mark.parametrize("features", [2, 3, 6, 33, 64])

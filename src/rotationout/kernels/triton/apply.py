@@ -24,7 +24,8 @@ def rotate(
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     with torch.cuda.device_of(x):  # Triton launches on the current device
         draw = arrange(x, tan, index, seed, dim, None)
-        return _apply(draw, None if mean is None else mean.reshape(1, -1).float().contiguous(), None, adjoint)
+        mean = None if mean is None else mean.reshape(1, -1).float().contiguous()
+        return _apply(draw, mean, None, adjoint, centred=False)
 
 
 def rotate_centred(
@@ -44,7 +45,8 @@ def rotate_centred(
         if result is not None:
             return result
         mean = _sums(draw, turned=adjoint, mean=True)
-        return _apply(draw, None, mean, True) if adjoint else _apply(draw, mean, None, False)
+        about, back = (None, mean) if adjoint else (mean, None)
+        return _apply(draw, about, back, adjoint, centred=True)
 
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
@@ -76,16 +78,19 @@ def _at_once(draw: Arranged, adjoint: bool) -> Tensor | None:
     return y
 
 
-def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: bool) -> Tensor:
-    """The result of y = x + tan θ · A(x − m) + w·s, with −θ if ``adjoint``; m and s in parts (parts, D)."""
+def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: bool, *, centred: bool) -> Tensor:
+    """The result of y = x + tan θ · A(x − m) + w·s, with −θ if ``adjoint``; m and s in parts (parts, D).
+
+    ``centred``: what was launched last has made m or s, by this call.
+    """
     plan, x = draw.plan, draw.x
     parts = 0 if mean is None else mean.size(0), 0 if shift is None else shift.size(0)
     packed = choose.packs(x)
-    key = adjoint, parts, packed
+    key = adjoint, parts, packed, centred
     program = plan.programs.get(key)
     if program is None:
         weighted = draw.weight is not None and shift is not None
-        program = plan.programs[key] = choose.turn(plan, x, adjoint, parts, weighted, packed)
+        program = plan.programs[key] = choose.turn(plan, x, adjoint, parts, weighted, packed, centred)
     y = draw.empty()
     optional = draw.tan, draw.pairs, mean, shift, draw.weight, draw.seed
     program(x, y, *[x if t is None else t for t in optional])  # x: anything, it is not read

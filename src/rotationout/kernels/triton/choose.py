@@ -1,7 +1,7 @@
 """Which program turns or adds up the features of a plan, and the size of its tiles.
 
-They were found by measurement on an H200; those of sums, of rows that share a table, limits of registers and the order
-of programs by what a compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200; those of sums and registers by what a compiler makes of them for it.
+``python -m benchmarks.centred --without`` measures them.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from .lanes_sum import lanes_sum_kernel, signs_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
+from .overlap import AFTER, BESIDE, possible
 from .rows import rows_kernel
-from .sums import finish_kernel, sum_kernel
+from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
-__all__ = ["once", "packs", "sums", "turn"]
+__all__ = ["follows", "once", "packs", "sums", "turn"]
+
+OVERLAP = True
+"""Whether kernels start while those before them end, where a GPU can; those that turn up to FEW elements load them
+meanwhile, for which they need more registers."""
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
 PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
-ROW_FEATURES = 256
-"""The most features of 16 bits that meet in shared memory; beyond, a cache does as well."""
-ROW_TILE, ROW_WARPS, ROW_REGISTERS = (512, 1024), (1, 2), 0
-"""Words that are exchanged at once and warps, for up to 64 features and more; registers about a mean (0: no limit)."""
+ROW_FEATURES = 1024
+"""The most features of 16 bits that meet in shared memory."""
+ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
+"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
-GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
-"""Rows of a tile, for fewer elements than SMALL and for more, its features and warps, where rows share a table: it has
-fewer entries than there are threads, so that each thread loads those of its own features."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
 LANES_REGISTERS = 80, 80, 0
 """The most registers of a thread about a mean, 0 if there is no limit."""
-BACK, READ = True, "evict_first"
-"""Features that a sum has read are turned from their end, where it was last, and what is read then is not kept."""
-SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
-"""Elements of a tile and warps of a sum, registers on maps and with the features last,"""
+SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 128
+"""Elements of a tile and warps of a sum, its registers, and the most elements that a thread adds up at once,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
 """of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
 the features last."""
 SUM_PARTS = 2112, 528
-"""Programs a sum is spread over, if there is enough to add up: more than run at once where a pairing belongs to an n,
-as many where rows are all alike."""
+"""Programs a sum is spread over, if there is enough to add up: more than run at once on maps, as many with the features
+last."""
 LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 96)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
 LANES_SUM_PROGRAMS = 528, 660
@@ -64,9 +64,13 @@ ONCE = 2**14
 SMALL = 2**23
 """Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
 program that turns them to add up: a launch would take longer."""
-SMALL_TILE, FEW_PARTS = 1024, 16
-SMALL_ROWS = 2**20
-"""The same of so many elements with the features last, where every program that turns them adds up all the parts."""
+SMALL_TILE, SMALL_REGISTERS, FEW_PARTS = 1024, 80, 16
+SMALL_ROWS, FEW_TILE = 2**20, 32768
+"""The same of so many elements with the features last, where every program that turns them adds up all the parts: tiles
+are large, since few programs have to load everything."""
+FEW, FEW_REGISTERS = 2**20, (168, 255)
+"""Programs for so few elements run all at once, whatever registers they have: enough to hold all that they load, and
+more for turns of rows. Left alone, the compiler makes do with fewer and waits for a few numbers at a time."""
 
 
 def packs(x: Tensor) -> bool:
@@ -74,17 +78,25 @@ def packs(x: Tensor) -> bool:
     return x.element_size() == 2 and x.data_ptr() % 4 == 0
 
 
-def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted: bool, packed: bool) -> Program:
+def follows(how: Any) -> int:
+    """How a kernel follows the one before it on the current device; see `overlap`."""
+    return int(how) if OVERLAP and possible() else 0
+
+
+def turn(
+    plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted: bool, packed: bool, centred: bool
+) -> Program:
     """The program for y = x + tan θ · A(x − m) + w·s: of (x, y, tan, pairs, m, s, w, seed).
 
-    ``parts`` says in how many parts m and s come, 0 if there is none.
+    ``parts`` says in how many parts m and s come, 0 if there is none. ``centred``: they have just been added up.
     """
     layout, kind = plan.layout, plan.kind
     features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x
-    common = {"BACK": BACK and again, "ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
-    read = READ if again else ""
+    common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
+    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() <= FEW else AFTER)}
+    registers = FEW_REGISTERS if x.numel() <= FEW else (0, 0)
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -94,17 +106,17 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, READ=read, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
-            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
+            plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small], registers=registers[0],
         )  # fmt: skip
     if _by_rows(plan, x):
-        wide = features > 64
+        size = (features > 64) + (features > 256)
         block_c = next_power_of_2(features)
-        block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
+        block_r = max(1, min(ROW_TILE[size] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, READ=read, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
-            registers=ROW_REGISTERS if again else 0,
+            **common, **after, DTYPE=_dtype(x), FLAT=ROW_SHARED, BLOCK_C=block_c, BLOCK_R=block_r,
+            num_warps=ROW_WARPS[size], registers=registers[1],
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -116,7 +128,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         words = packed and features % 4 == 0 and parts == (0, 0)
         return Program(
             lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
-            **common, **form, READ=read, PACKED=_dtype(x) if words else None,
+            **common, **form, PACKED=_dtype(x) if words else None,
             BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
             registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
@@ -124,7 +136,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
     block_c, block_p, span, warps = _gather_blocks(layout, kind)
     return Program(
         gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
-        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, KIND=kind,
+        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, **after, KIND=kind,
         BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
     )  # fmt: skip
 
@@ -140,38 +152,66 @@ def once(plan: Plan, adjoint: bool) -> Program | None:
     return Program(
         once_kernel, features, features, count, rows // piece, plan.tan[0], 1 / (count * rows),
         ADJOINT=adjoint, TAN_EACH=plan.tan[1] != 0, PIECE=piece, BLOCK_N=block_n, BLOCK_P=block_p,
+        FOLLOWS=follows(AFTER),
         num_warps=max(1, min(16, block_n * block_p // 512)),
     )  # fmt: skip
 
 
 def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, packed: bool) -> Sums:
     """The programs for the sum over all rows of w·x, or of tan θ · A x: of (x, partial, w or tan, pairs, seed)."""
-    layout = plan.layout
-    features, rows, count = layout.features, layout.rows, layout.n
     if turned and plan.kind != SHARED:
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
-    if (
-        layout.last and weight[0] == rows * weight[1] and not (turned and plan.pairs[0])
-    ):  # no matter which n rows are of
+    common = {"WEIGHT": turned or weighted, "PADDED": weighted, "CODE": turned, "FOLLOWS": follows(AFTER)}
+    return (_rows_sums if plan.layout.last else _maps_sums)(plan, x, turned, weight, scale, common)
+
+
+def _rows_sums(
+    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
+) -> Sums:
+    """The same with the features last."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
+    if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
-    small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
-    block_c, block_p = _sum_blocks(layout, rows, SMALL_TILE if small else SUM_TILE)
-    tiles, programs = cdiv(features, block_c), SUM_PARTS[layout.last and count == 1]
-    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, programs)
-    if turned and layout.last and plan.pairs[0]:  # every n has a pairing of its own
-        per_outer = 1
+    few = count == 1 and features <= SUM_FEATURES and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
+    block_c, block_p = _sum_blocks(plan.layout, rows, FEW_TILE if few else SUM_TILE)
+    tiles, programs = cdiv(features, block_c), SUM_PARTS[True]
+    per_outer = 1 if each else cdiv(count * tiles, programs)
     outer = cdiv(count, per_outer)
-    few = count == 1 and tiles == 1 and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
-    splits = 1 if small else _splits(rows, block_p, FEW_PARTS if few else programs, outer * tiles)
+    splits = min(FEW_PARTS, cdiv(rows, block_p)) if few else _splits(rows, block_p, programs, outer * tiles)
+    thread = max(1, min(SUM_THREAD, block_c * block_p // (32 * SUM_WARPS)) // _vector(x, features))
+    if common["WEIGHT"] and block_p >= 32 * SUM_WARPS:  # the compiler gives each thread a row, as weights lie in memory
+        thread = 1
+    program = Program(
+        rows_sum_kernel, outer * splits * tiles, features, count, rows, per_outer, splits,
+        *weight, plan.pairs[0], scale, **common, BLOCK_C=block_c, BLOCK_P=block_p,
+        THREAD=thread, num_warps=SUM_WARPS,
+        registers=_sum_registers(plan.layout, x, SUM_REGISTERS) if thread > 1 else 0,
+    )  # fmt: skip
+    return Sums(outer * splits, program, None if few else _finish(features, outer * splits))
+
+
+def _maps_sums(
+    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
+) -> Sums:
+    """The same on maps."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
+    block_c, block_p = _sum_blocks(plan.layout, rows, SMALL_TILE if small else SUM_TILE)
+    tiles = cdiv(features, block_c)
+    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, SUM_PARTS[False])
+    outer = cdiv(count, per_outer)
+    splits = 1 if small else _splits(rows, block_p, SUM_PARTS[False], outer * tiles)
     piece = _piece(rows)
     program = Program(
-        sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
-        *weight, plan.pairs[0], scale, WEIGHT=turned or weighted, PADDED=weighted, CODE=turned, LAST=layout.last,
-        PIECE=piece, TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS, registers=SUM_REGISTERS[layout.last] if _few_registers(layout, x) else 0,
+        maps_sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
+        *weight, plan.pairs[0], scale, **common, PIECE=piece,
+        TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
+        THREAD=max(1, min(SUM_THREAD, _vector(x, rows), block_c * block_p // (32 * SUM_WARPS))),
+        num_warps=SUM_WARPS, registers=_sum_registers(plan.layout, x, SMALL_REGISTERS if small else SUM_REGISTERS),
     )  # fmt: skip
-    return Sums(outer * splits, program, None if small or few else _finish(features, outer * splits))
+    return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
 
 def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
@@ -216,8 +256,9 @@ def _finish(features: int, parts: int) -> Program | None:
     block_c = min(8, next_power_of_2(features))
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
-        finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n, num_warps=8
-    )
+        finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
+        FOLLOWS=follows(AFTER), num_warps=8, registers=FEW_REGISTERS[0],
+    )  # fmt: skip
 
 
 def _by_rows(plan: Plan, x: Tensor) -> bool:
@@ -239,6 +280,15 @@ def _piece(rows: int) -> int:
     return min(16, rows & -rows)
 
 
+def _vector(x: Tensor, together: int) -> int:
+    """Elements that a thread loads at once, 16 bytes at most, where so many lie together."""
+    return min(16 // x.element_size(), _piece(together))
+
+
+def _sum_registers(layout: Layout, x: Tensor, most: int) -> int:
+    return FEW_REGISTERS[0] if x.numel() <= FEW else most if _few_registers(layout, x) else 0
+
+
 def _few_registers(layout: Layout, x: Tensor) -> bool:
     """Whether a limit of registers costs programs nothing: where 16 elements of 16 bits lie together everywhere."""
     return x.element_size() == 2 and _piece(layout.features if layout.last else layout.rows) == 16
@@ -255,9 +305,6 @@ def _even_block(count: int, limit: int) -> int:
 def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int, int]:
     """Tile of features and rows, how many features a program walks, and its warps."""
     features, rows = layout.features, layout.rows
-    shared_rows = GATHER_ROWS[layout.n * rows * features >= SMALL]
-    if layout.last and kind == SHARED and rows >= shared_rows:
-        return _even_block(features, GATHER_FEATURES), shared_rows, features, GATHER_ROWS_WARPS
     if layout.last:
         block_c = min(_even_block(features, GATHER_TILE), next_power_of_2(features))
         block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(rows)))

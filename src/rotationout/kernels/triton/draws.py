@@ -19,8 +19,10 @@ from torch import Tensor
 from ... import pairing
 from ...rotation import tan_of_uniform
 from ..opaque import SORT_LIMIT
+from . import choose
 from .launch import Program
 from .layout import cdiv
+from .overlap import AFTER, wait_if
 
 __all__ = ["draw", "sample"]
 
@@ -93,14 +95,14 @@ def draw(
         seed.device,
         None if given is None else given.dtype,
     )
-    program = _programs.get(key)
-    if program is None:
-        if len(_programs) >= 1024:
-            _programs.clear()
-        program = _programs[key] = _program(
-            pairs, angles, features, structured, law, one_sided, factor, given is not None
-        )
     with torch.cuda.device_of(seed):  # Triton launches on the current device
+        program = _programs.get(key)
+        if program is None:
+            if len(_programs) >= 1024:
+                _programs.clear()
+            program = _programs[key] = _program(
+                pairs, angles, features, structured, law, one_sided, factor, given is not None
+            )
         program(seed, index, tan, tan if given is None else given)
     return tan if direct else tan_of_uniform(tan, law, scale) * gain, index
 
@@ -128,7 +130,8 @@ def _program(
         _draw_kernel, pair_programs + cdiv(count, 4 * TAN_BLOCK),
         factor, draws, features, pairing.count_structured(features), count, pair_programs,
         STRUCTURED=structured, NORMAL=law == "gaussian_tan", ONE_SIDED=one_sided, GIVEN=given, LOG=log,
-        DRAWS=per_program, BLOCK=TAN_BLOCK, num_warps=8 if sorts and per_program << log > 1024 else 4,
+        DRAWS=per_program, BLOCK=TAN_BLOCK, FOLLOWS=choose.follows(AFTER),
+        num_warps=8 if sorts and per_program << log > 1024 else 4,
     )  # fmt: skip
 
 
@@ -242,9 +245,11 @@ def _draw_kernel(
     LOG: tl.constexpr,
     DRAWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """The first programs draw pairings, the others angles."""
     program = tl.program_id(0)
+    wait_if(FOLLOWS == AFTER)
     word = tl.load(seed)
     if program < pair_programs:
         first = program.to(tl.int64) * DRAWS

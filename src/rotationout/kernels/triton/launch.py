@@ -20,7 +20,8 @@ class Program:
     of a program to the next is whether the tensors start at multiples of 16 bytes, so the compiled kernel is kept for
     every such pattern and called directly. Dtypes and the device must be those of the first launch. The first ``words``
     tensors are read as words of 32 bits. ``registers`` is the most a thread may have on an NVIDIA GPU, 0 for no limit:
-    with fewer of them, more programs run at once.
+    with fewer of them, more programs run at once. A constant FOLLOWS other than 0 says that the kernel may start early,
+    see `overlap`.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Program:
     ) -> None:
         self.kernel, self.grid, self.words = kernel, (grid, 1, 1), words
         self.numbers, self.constants = numbers, constants
-        self.options = {"num_warps": num_warps}
+        self.options: dict[str, int] = {"num_warps": num_warps}
         if registers and torch.version.hip is None:
             self.options["maxnreg"] = registers
+        if constants.get("FOLLOWS"):
+            self.options["launch_pdl"] = True
         names = kernel.arg_names
         self.tensors = len(names) - len(numbers) - len(constants)
         self.fixed = (*numbers, *(constants[name] for name in names[len(names) - len(constants) :]))

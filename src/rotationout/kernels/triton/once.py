@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .overlap import AFTER, wait_if
+
 __all__ = ["once_kernel"]
 
 
@@ -27,6 +29,7 @@ def once_kernel(
     PIECE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """I + K(I − M) on maps, or its adjoint I − (I − M)K: a pair's first channel holds both whole, so M is at hand.
 
@@ -34,6 +37,7 @@ def once_kernel(
     ``pieces`` times PIECE the positions of a map: so the compiler knows what divides them.
     """
     channel = tl.program_id(0)
+    wait_if(FOLLOWS == AFTER)
     signed = tl.load(code + channel).to(tl.int32)
     if signed >= 0:
         positions = pieces * PIECE

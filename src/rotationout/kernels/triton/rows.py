@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from .lanes import high_half, low_half, pack
-from .tables import number_of_program, whole
+from .overlap import AFTER, BESIDE, wait_if
+from .tables import whole
 
 __all__ = ["rows_kernel"]
 
@@ -23,6 +24,19 @@ def turn_rows(own, other, t, sign, mean, shift, w, MEAN: tl.constexpr, SHIFT: tl
     if SHIFT:
         turned += shift * w if WEIGHT else shift
     return turned
+
+
+@triton.jit
+def exchange(words, partner, FLAT: tl.constexpr):
+    """Every feature's word from where its partner is, rows by features.
+
+    Where a warp holds whole rows, the compiler exchanges them by a shuffle and a choice for each of the words that a
+    thread has of a row; with FLAT, all rows as one and several warps, in shared memory.
+    """
+    if not FLAT:
+        return tl.gather(words, tl.broadcast_to(partner[None, :], words.shape), 1)
+    place = tl.arange(0, words.shape[0])[:, None] * words.shape[1] + partner[None, :]
+    return tl.reshape(tl.gather(tl.ravel(words), tl.ravel(place), 0), words.shape)
 
 
 @triton.jit
@@ -41,42 +55,43 @@ def rows_kernel(
     code_n,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
-    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
     DTYPE: tl.constexpr,
+    FLAT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
-    """Whole rows are read once, in order, and each feature fetches its partner's from shared memory.
+    """Whole rows are read once, in order, and each feature fetches its partner's from other threads.
 
-    That memory gives 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word. MEAN and
-    SHIFT say in how many parts the mean and the shift come, to be added up.
+    That goes by 32 bits at a time: of the features, 16 bits of DTYPE, those of two rows go to a word. MEAN and SHIFT
+    say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`.
     """
     tiles = tl.cdiv(rows, 2 * BLOCK_R)
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     n = (program // tiles).to(tl.int64)
     p = program % tiles * (2 * BLOCK_R) + tl.arange(0, BLOCK_R)[:, None]
     q = p + BLOCK_R
     c = tl.arange(0, BLOCK_C)
     known = c < features
+    wait_if(FOLLOWS == AFTER)
+    at = (n * rows + p) * features + c[None, :]
+    above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
+    one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
+    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
+    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
+    u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
     signed = tl.load(code + n * code_n + c, mask=known, other=0).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign
+    wait_if(FOLLOWS == BESIDE)
     m = whole(mean, partner, features, known, MEAN)[None, :] if MEAN else sign
     s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
-
-    at = (n * rows + p) * features + c[None, :]
-    above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
-    one = tl.load(x + at, mask=above, other=0.0, eviction_policy=READ).to(tl.float32)
-    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0, eviction_policy=READ).to(tl.float32)
-    words = tl.gather(pack(one, two, DTYPE), tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C)), 1)
-    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
-    u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
+    words = exchange(pack(one, two, DTYPE), partner, FLAT)
     w = tl.load(weight + n * weight_n + p.to(tl.int64) * weight_p, mask=p < rows, other=0.0) if WEIGHT else t
     v = tl.load(weight + n * weight_n + q.to(tl.int64) * weight_p, mask=q < rows, other=0.0) if WEIGHT else u
     one = turn_rows(one, low_half(words, DTYPE), t, sign, m, s, w, MEAN, SHIFT, WEIGHT)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .overlap import AFTER, ALONE, BESIDE, wait_if
 from .pairing import structured_code
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "STRUCTURED",
     "gather_kernel",
     "gather_sum_kernel",
-    "number_of_program",
     "pairs_kernel",
     "whole",
 ]
@@ -32,15 +32,6 @@ EACH: tl.constexpr = tl.constexpr(1)
 """A table for every p."""
 STRUCTURED: tl.constexpr = tl.constexpr(2)
 """A structured draw for every p."""
-
-
-@triton.jit
-def number_of_program(BACK: tl.constexpr):
-    """The number of a program that turns features; counted from the end with BACK.
-
-    Then the sum that the turn waits for has just read what comes first, and it may still be in the cache.
-    """
-    return tl.num_programs(0) - 1 - tl.program_id(0) if BACK else tl.program_id(0)
 
 
 @triton.jit
@@ -69,8 +60,6 @@ def pairs_kernel(
     code_n,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
-    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     TAN_EACH: tl.constexpr,
     MEAN: tl.constexpr,
@@ -80,44 +69,48 @@ def pairs_kernel(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Maps: a pair's first channel turns both channels, so that each element is read once.
 
     A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
     is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it. MEAN and SHIFT
-    say in how many parts the mean and the shift come, to be added up. READ says how the cache is to keep x.
+    say in how many parts the mean and the shift come, to be added up.
     """
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     positions = pieces * PIECE
     split = program % splits
     channel = (program // splits) % strips * CHANNELS + tl.arange(0, CHANNELS)[:, None]
     n = (program // splits // strips).to(tl.int64)
     known = channel < features
+    wait_if(FOLLOWS == AFTER)
     signed = tl.load(code + n * code_n + channel, mask=known, other=-1).to(tl.int32)
     if tl.max(tl.max(signed, 0), 0) >= 0:
         paired = signed > 0
         partner = tl.where(paired, signed - 1, channel)
         here = n * features * positions + channel.to(tl.int64) * positions
         there = n * features * positions + partner.to(tl.int64) * positions
-        if MEAN:
-            here_mean = whole(mean, channel, features, known, MEAN)
-            there_mean = whole(mean, partner, features, known, MEAN)
-        if SHIFT:
-            here_shift = whole(shift, channel, features, known, SHIFT)
-            there_shift = whole(shift, partner, features, known, SHIFT)
         for tile in tl.static_range(TILES):
             position = (split * TILES + tile) * BLOCK + tl.arange(0, BLOCK)[None, :]
             inside = position < positions
             first = inside & (signed >= 0)
             second = inside & paired
-            u = tl.load(x + here + position, mask=first, other=0.0, eviction_policy=READ).to(tl.float32)
-            v = tl.load(x + there + position, mask=second, other=0.0, eviction_policy=READ).to(tl.float32)
+            u = tl.load(x + here + position, mask=first, other=0.0).to(tl.float32)
+            v = tl.load(x + there + position, mask=second, other=0.0).to(tl.float32)
             if TAN_EACH:
                 t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0).to(tl.float32)
             else:
                 t = tl.load(tan + n * tan_n).to(tl.float32)
             if ADJOINT:
                 t = -t
+            if tile == 0:
+                wait_if(FOLLOWS == BESIDE)
+                if MEAN:
+                    here_mean = whole(mean, channel, features, known, MEAN)
+                    there_mean = whole(mean, partner, features, known, MEAN)
+                if SHIFT:
+                    here_shift = whole(shift, channel, features, known, SHIFT)
+                    there_shift = whole(shift, partner, features, known, SHIFT)
             if MEAN:
                 turned = u + tl.where(paired, t * (v - there_mean), 0.0)
                 other = v - t * (u - here_mean)
@@ -205,7 +198,6 @@ def gather_kernel(
     index_p,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
     ADJOINT: tl.constexpr,
     KIND: tl.constexpr,
     LANES: tl.constexpr,
@@ -215,18 +207,20 @@ def gather_kernel(
     WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Any layout and any pairing: each lane loads its own element and its partner's, which a cache holds.
 
     A program walks ``span`` features of BLOCK_P rows. Features are the first axis of a tile: where neither axis is
     contiguous, as among partners, the compiler gives it to neighbouring threads, which then read of few rows.
     """
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     spans = tl.cdiv(features, span)
     tiles = tl.cdiv(rows, BLOCK_P)
     begin = (program % spans) * span
     n = (program // spans // tiles).to(tl.int64)
     p = ((program // spans) % tiles * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
+    wait_if(FOLLOWS != ALONE)
     draw_seed = tl.load(seed) if KIND == STRUCTURED else 0
     for offset in range(0, span, BLOCK_C):
         c = (begin + offset + tl.arange(0, BLOCK_C))[:, None]
