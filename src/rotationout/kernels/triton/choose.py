@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from ... import pairing
-from .lanes import lanes_kernel
 from .lanes_sum import lanes_sum_kernel, signs_kernel
+from .lanes_turn import lanes_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
@@ -37,10 +38,17 @@ GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
 """Rows of a tile, for fewer elements than SMALL and for more, its features and warps, where rows share a table: it has
 fewer entries than there are threads, so that each thread loads those of its own features."""
-LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
-"""Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
+LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
+"""Elements and warps of a program, twice as many for features of 32 bits: for up to 1024 features, if a power of two or
+not; and for more,"""
+LANES_BLOCKS = 2
+"""pairs of groups that a thread turns of the same row, so that what depends on the row is worked out once for them,"""
 LANES_REGISTERS = 80, 80, 0
-"""The most registers of a thread about a mean, 0 if there is no limit."""
+"""and the most registers of a thread about a mean, 0 if there is no limit."""
+LANES_WORDS, LANES_PARTS = True, True
+"""Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
+LANES_ASM = isinstance(lanes_kernel, triton.JITFunction) and torch.version.hip is None
+"""Whether words are moved and rounded by instructions of NVIDIA's; the interpreter has none."""
 BACK, READ = True, "evict_first"
 """Features that a sum has read are turned from their end, where it was last, and what is read then is not kept."""
 SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
@@ -113,11 +121,14 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         size = 2 if features > 1024 else int(next_power_of_2(features) != features)
         block_b = _even_block(cdiv(features, lanes), max(1, LANES_TILE[size] // lanes))
         block_r = max(1, min(LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
-        words = packed and features % 4 == 0 and parts == (0, 0)
+        block_h = max(1, min(LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * LANES_WARPS[size])))
+        words = LANES_WORDS and packed and features % 4 == 0
+        warps = LANES_WARPS[size] * x.element_size() // 2
         return Program(
-            lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
-            **common, **form, READ=read, PACKED=_dtype(x) if words else None,
-            BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
+            lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
+            **common, **form, READ=read, MANY=count > 1, PACKED=_dtype(x) if words else None,
+            PARTS=LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=LANES_ASM,
+            BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h, words=2 * words, num_warps=warps,
             registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
@@ -189,8 +200,8 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
         tiles = cdiv(features // part, block_g * block_h)
         splits = _splits(rows, block_r, LANES_SUM_PROGRAMS[words], count * tiles)
         program = Program(
-            lanes_sum_kernel, count * splits * tiles, features, rows, splits, *plan.tan, *plan.pairs, scale,
-            LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, PART=part,
+            lanes_sum_kernel, count * splits * tiles, rows, splits, *plan.tan, *plan.pairs, scale,
+            FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=LANES_ASM, PART=part,
             BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
             words=int(words), num_warps=LANES_SUM_WARPS,
             registers=LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
