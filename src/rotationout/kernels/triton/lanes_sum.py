@@ -34,11 +34,11 @@ def negate_words(words, negative, word):
 
 
 @triton.jit
-def drawn(index, tan, n, row, rows, tan_n, tan_p, index_n, index_p):
+def drawn(index, tan, row, rows, tan_p, index_p):
     """The draws and angles of rows; beyond the last it is that one's draw, and no angle."""
-    known = tl.minimum(row, rows - 1)
-    k = tl.load(index + n * index_n + known * index_p).to(tl.int32)
-    return k, tl.load(tan + n * tan_n + known * tan_p, mask=row < rows, other=0.0).to(tl.float32)
+    known = tl.minimum(row, rows - 1).to(tl.int64)
+    k = tl.load(index + known * index_p).to(tl.int32)
+    return k, tl.load(tan + known * tan_p, mask=row < rows, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -84,7 +84,12 @@ def lanes_sum_kernel(
     width: tl.constexpr = (FEATURES // 2 + 63) // 64 * 8
     place_of_sums = (tl.program_id(0) // tiles).to(tl.int64)
     n = place_of_sums // splits
-    split = place_of_sums % splits
+    split = (place_of_sums % splits).to(tl.int32)
+    last = tl.cdiv(rows, BLOCK_R) - 1
+    x += n * rows * (FEATURES if PACKED is None else FEATURES // 2)
+    index += n * index_n
+    tan += n * tan_n
+    signs += n * index_n * width
     piece = tl.arange(0, BLOCK_G)[:, None, None] + tl.arange(0, BLOCK_H)[None, None, :] * BLOCK_G
     piece += (tl.program_id(0) % tiles) * (BLOCK_G * BLOCK_H)
     known = piece if groups * parts % (BLOCK_G * BLOCK_H) == 0 else tl.minimum(piece, groups * parts - 1)
@@ -92,14 +97,14 @@ def lanes_sum_kernel(
     row = tl.arange(0, BLOCK_R)[None, :, None]
     byte = tl.arange(0, BLOCK_H)[None, None, :] * 8
     total = tl.zeros((BLOCK_G, BLOCK_R, BLOCK_H * PART), tl.float32)
-    k, t = drawn(index, tan, n, split * BLOCK_R + row, rows, tan_n, tan_p, index_n, index_p)
-    for tile in range(split, tl.cdiv(rows, BLOCK_R), splits):
-        first = tile * BLOCK_R
+    k, t = drawn(index, tan, split * BLOCK_R + row, rows, tan_p, index_p)
+    for tile in range(split, last + 1, splits):
         # Where features are depends on the draw: that of the next tile is on its way while this one is read.
-        next_k, next_t = drawn(index, tan, n, first + splits * BLOCK_R + row, rows, tan_n, tan_p, index_n, index_p)
-        here = tl.minimum(row, (rows - 1 - first).to(tl.int32))
+        next_k, next_t = drawn(index, tan, tl.minimum(tile + splits, last) * BLOCK_R + row, rows, tan_p, index_p)
+        first = tl.cast(tile * BLOCK_R, tl.int64)
+        here = tl.minimum(row, rows - 1 - tile * BLOCK_R)
         partner, flip, block, behind, upper = meet(k, group, groups, LANES, ODD)
-        place = (n * index_n + first * index_p + here * index_p) * width
+        place = (first * index_p + here * index_p) * width
         bits = tl.load(signs + place + (block * LANES >> 3)).to(tl.int32)
         if LANES < 8:
             bits = (bits >> (block * LANES & 7)) & (2**LANES - 1)
@@ -114,7 +119,7 @@ def lanes_sum_kernel(
             half: tl.constexpr = PART // 2
             word = tl.arange(0, half)[None, None, None, :]
             at = (here * (FEATURES // 2) + source * half)[:, :, :, None] + word
-            words = tl.load(x + (n * rows + first) * (FEATURES // 2) + at)
+            words = tl.load(x + first * (FEATURES // 2) + at)
             words = swap_words(tl.reshape(words, (BLOCK_G, BLOCK_R, BLOCK_H * half)), flip, PART, ASM)
             words = tl.reshape(words, (BLOCK_G, BLOCK_R, BLOCK_H, half))
             words = negate_words(words, negative[:, :, :, None], word)
@@ -122,7 +127,7 @@ def lanes_sum_kernel(
         else:
             lane = tl.arange(0, PART)[None, None, None, :]
             at = (here * FEATURES + source * PART)[:, :, :, None] + lane
-            other = tl.load(x + (n * rows + first) * FEATURES + at).to(tl.float32).to(tl.int32, bitcast=True)
+            other = tl.load(x + first * FEATURES + at).to(tl.float32).to(tl.int32, bitcast=True)
             if ODD:
                 other = tl.where((partner == group)[:, :, :, None], 0, other)
             other = swap_features(tl.reshape(other, total.shape), flip, PART)
