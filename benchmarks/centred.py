@@ -73,6 +73,7 @@ IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "lanes blocks": ({"LANES_BLOCKS": 1}, [ROWS, LONG_ROWS, LONG_ROWS_FP32]),
     "lanes tiles": ({"LANES_TILE": (1024, 512, 2048)}, [LONG_ROWS, LONG_ROWS_FP32]),
     "lanes registers": ({"LANES_REGISTERS": (0, 0, 0)}, [ROWS]),
+    "lanes programs": ({"LANES_SUM_PROGRAMS": (528, 660), "LANES_SUM_REGISTERS": (128, 96)}, [ROWS, LONG_ROWS]),
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
     "gather tiles": ({"GATHER_ROWS": (2**31, 2**31)}, [STAGE_4, STAGE_4_SMALL, WIDE]),
     "rows of 256 at most": ({"ROW_FEATURES": 512}, [STAGE_4, STAGE_4_SMALL]),

@@ -1,7 +1,8 @@
 """Which program turns or adds up the features of a plan, and the size of its tiles.
 
-They were found by measurement on an H200; those of sums, of rows that share a table, limits of registers and the order
-of programs by what a compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200; those of sums, of rows that share a table, of structured turns, limits of
+registers and the order of programs by what a compiler makes of them for it. ``python -m benchmarks.centred --without``
+measures them.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ the features last."""
 SUM_PARTS = 2112, 528
 """Programs a sum is spread over, if there is enough to add up: more than run at once where a pairing belongs to an n,
 as many where rows are all alike."""
-LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 96)
+LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 80)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
-LANES_SUM_PROGRAMS = 528, 660
+LANES_SUM_PROGRAMS = 528, 792
 """the programs that run at once then,"""
 LANES_SUM_PARTS = 4
-"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row."""
+"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row: 4 at most."""
 SIGNS_BLOCK = 1024
 """Words of random bits that a program makes."""
 ONCE = 2**14
