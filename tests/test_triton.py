@@ -252,6 +252,51 @@ def test_structured_turns_are_added_up(features: int, monkeypatch: pytest.Monkey
         _assert_close(actual, turned.sum(0), torch.float32)
 
 
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("features", [4, 12, 40, 64])
+@pytest.mark.parametrize(("adjoint", "weighted"), [(False, False), (True, False), (True, True)])
+def test_structured_turns_about_a_mean_in_words_and_parts(
+    features: int, adjoint: bool, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all pairings of lanes inside their group and some of groups, in tiles of one row and of several."""
+    torch.manual_seed(14)
+    inside = pairing.lanes(features) - 1
+    k = torch.cat([torch.arange(inside), torch.randint(inside, pairing.count_structured(features), (6,))])
+    k = k.to(DEVICE, pairing.index_dtype(features))
+    tan, seed = torch.randn(len(k), device=DEVICE), torch.randint(2**63 - 1, (), device=DEVICE)
+    weight = None
+    if weighted:
+        weight = (torch.rand(len(k), device=DEVICE) < 0.7).float()
+        tan = tan * weight
+    for dtype, tile, asm in itertools.product(DTYPES, (64, 512), {False, choose.LANES_ASM}):
+        if (dtype == torch.float16) == (tile == 64):
+            continue
+        monkeypatch.setattr(choose, "LANES_TILE", (tile,) * 3)
+        monkeypatch.setattr(choose, "LANES_ASM", asm)
+        monkeypatch.setattr(arrangements, "_plans", {})
+        x = (torch.randn(len(k), features, device=DEVICE) + 3).to(dtype)
+        expected = reference.rotate_centred(x.float(), weight, tan, k, seed, 1, adjoint)
+        _assert_close(rotate_centred(x, weight, tan, k, seed, 1, adjoint), expected, dtype)
+        ((plan, _),) = arrangements._plans.values()
+        (program,) = plan.programs.values()
+        assert (program.constants["PACKED"] is not None) == (dtype != torch.float32)
+        assert program.constants["PARTS"] == (dtype == torch.float32)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("features", [24, 33, 64])
+def test_structured_turns_of_features_that_do_not_start_at_a_word(features: int) -> None:
+    torch.manual_seed(15)
+    x = torch.randn(9 * features + 1, device=DEVICE).bfloat16()[1:].view(9, features)
+    draw = _draw(x, 1, "structured", "row", "row")
+    mean = torch.randn(features, device=DEVICE)
+    for adjoint in (False, True):
+        expected = reference.rotate(x.float(), mean, *draw, 1, adjoint)
+        _assert_close(rotate(x, mean, *draw, 1, adjoint), expected, x.dtype)
+        expected = reference.rotate_centred(x.float(), None, *draw, 1, adjoint)
+        _assert_close(rotate_centred(x, None, *draw, 1, adjoint), expected, x.dtype)
+
+
 def test_the_bits_of_signs_are_those_of_the_pairing() -> None:
     seed, index = torch.tensor(-(2**62) + 5, device=DEVICE), torch.zeros(7, dtype=torch.int16, device=DEVICE)
     for features in (2, 130, 640):

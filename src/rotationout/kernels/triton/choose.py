@@ -1,7 +1,7 @@
 """Which program turns or adds up the features of a plan, and the size of its tiles.
 
-They were found by measurement on an H200; those of sums and registers by what a compiler makes of them for it.
-``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200; those of sums, of structured turns and of registers by what a compiler makes
+of them for it. ``python -m benchmarks.centred --without`` measures them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from ... import pairing
-from .lanes import lanes_kernel
 from .lanes_sum import lanes_sum_kernel, signs_kernel
+from .lanes_turn import lanes_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
@@ -39,10 +40,17 @@ ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
 """Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
-LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
-"""Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
+LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
+"""Elements and warps of a program, twice as many for features of 32 bits: for up to 1024 features, if a power of two or
+not; and for more,"""
+LANES_BLOCKS = 2
+"""pairs of groups that a thread turns of the same row, so that what depends on the row is worked out once for them,"""
 LANES_REGISTERS = 80, 80, 0
-"""The most registers of a thread about a mean, 0 if there is no limit."""
+"""and the most registers of a thread about a mean, 0 if there is no limit."""
+LANES_WORDS, LANES_PARTS = True, True
+"""Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
+LANES_ASM = isinstance(lanes_kernel, triton.JITFunction) and torch.version.hip is None
+"""Whether words are moved and rounded by instructions of NVIDIA's; the interpreter has none."""
 SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 128
 """Elements of a tile and warps of a sum, its registers, and the most elements that a thread adds up at once,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
@@ -51,12 +59,12 @@ the features last."""
 SUM_PARTS = 2112, 528
 """Programs a sum is spread over, if there is enough to add up: more than run at once on maps, as many with the features
 last."""
-LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 96)
+LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 80)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
-LANES_SUM_PROGRAMS = 528, 660
+LANES_SUM_PROGRAMS = 528, 792
 """the programs that run at once then,"""
 LANES_SUM_PARTS = 4
-"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row."""
+"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row: 4 at most."""
 SIGNS_BLOCK = 1024
 """Words of random bits that a program makes."""
 ONCE = 2**14
@@ -125,11 +133,14 @@ def turn(
         size = 2 if features > 1024 else int(next_power_of_2(features) != features)
         block_b = _even_block(cdiv(features, lanes), max(1, LANES_TILE[size] // lanes))
         block_r = max(1, min(LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
-        words = packed and features % 4 == 0 and parts == (0, 0)
+        block_h = max(1, min(LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * LANES_WARPS[size])))
+        words = LANES_WORDS and packed and features % 4 == 0
+        warps = LANES_WARPS[size] * x.element_size() // 2
         return Program(
-            lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
-            **common, **form, PACKED=_dtype(x) if words else None,
-            BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
+            lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
+            **common, **form, MANY=count > 1, PACKED=_dtype(x) if words else None,
+            PARTS=LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=LANES_ASM,
+            BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h, words=2 * words, num_warps=warps,
             registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
@@ -229,8 +240,8 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
         tiles = cdiv(features // part, block_g * block_h)
         splits = _splits(rows, block_r, LANES_SUM_PROGRAMS[words], count * tiles)
         program = Program(
-            lanes_sum_kernel, count * splits * tiles, features, rows, splits, *plan.tan, *plan.pairs, scale,
-            LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, PART=part,
+            lanes_sum_kernel, count * splits * tiles, rows, splits, *plan.tan, *plan.pairs, scale,
+            FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=LANES_ASM, PART=part,
             BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
             words=int(words), num_warps=LANES_SUM_WARPS,
             registers=LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,

@@ -1,4 +1,7 @@
-"""A GPU program for structured draws with the features last in memory: groups of lanes move in one piece."""
+"""Lanes of features in the registers of a GPU program: they change places, and two of 16 bits share a word.
+
+ASM says that there are instructions of NVIDIA's at hand which do in one step what takes several here.
+"""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803 - compile-time constants are in capitals
@@ -8,33 +11,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .pairing import first_state, games, sign_bits
-
 __all__ = [
+    "exchange_where",
     "high_half",
-    "lanes_kernel",
     "low_half",
     "pack",
+    "pack_lanes",
     "swap_features",
     "swap_words",
+    "unpack_lanes",
 ]
 
 
 @triton.jit
-def swap_lanes(values, wanted, STEP: tl.constexpr):
-    """Exchange the lanes v and v XOR STEP of integers (rows, groups, lanes) where ``wanted`` (rows, 1, 1)."""
+def swapped(values, STEP: tl.constexpr):
+    """Integers (rows, groups, lanes) with the lanes v and v XOR STEP exchanged."""
     halves = tl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // (2 * STEP), 2, STEP))
-    other = tl.reshape(tl.sum(halves, axis=3, keep_dims=True) - halves, values.shape)  # exact: integers wrap
-    return tl.where(wanted != 0, other, values)
+    return tl.reshape(tl.sum(halves, axis=3, keep_dims=True) - halves, values.shape)  # exact: integers wrap
 
 
 @triton.jit
-def swap_words(words, flip, LANES: tl.constexpr):
+def swap_lanes(values, wanted, STEP: tl.constexpr):
+    """The same where ``wanted`` (rows, 1, 1)."""
+    return tl.where(wanted != 0, swapped(values, STEP), values)
+
+
+@triton.jit
+def swap_words(words, flip, LANES: tl.constexpr, ASM: tl.constexpr = False):
     """The lane of feature v goes to v XOR flip, features of 16 bits two to a word."""
-    turned = (words << 16) | ((words >> 16) & 0xFFFF)
-    words = tl.where((flip & 1) != 0, turned, words)
-    if LANES > 2:
-        words = swap_lanes(words, flip & 2, 1)
+    if ASM:  # four bytes out of a word and its neighbour, by their numbers
+        bytes_of = tl.where((flip & 1) != 0, 0x1032, 0x3210)
+        neighbour = words
+        if LANES > 2:
+            bytes_of += (flip & 2) * 0x2222
+            neighbour = swapped(words, 1)
+        words = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [words, neighbour, bytes_of], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        turned = (words << 16) | ((words >> 16) & 0xFFFF)
+        words = tl.where((flip & 1) != 0, turned, words)
+        if LANES > 2:
+            words = swap_lanes(words, flip & 2, 1)
     if LANES > 4:
         words = swap_lanes(words, flip & 4, 2)
     return words
@@ -50,6 +68,13 @@ def swap_features(values, flip, LANES: tl.constexpr):
     if LANES > 4:
         values = swap_lanes(values, flip & 4, 4)
     return values
+
+
+@triton.jit
+def exchange_where(one, two, mask):
+    """Both integers with the bits of ``mask`` exchanged."""
+    both = (one ^ two) & mask
+    return one ^ both, two ^ both
 
 
 @triton.jit
@@ -69,128 +94,30 @@ def high_half(words, kind: tl.constexpr):
 
 
 @triton.jit
-def pack(low, high, kind: tl.constexpr):
-    """Two features of 16 bits in a word."""
+def pack(low, high, kind: tl.constexpr, ASM: tl.constexpr = False):
+    """Two features of 16 bits in a word, rounded to nearest even."""
+    if ASM:
+        if kind == tl.bfloat16:
+            return tl.inline_asm_elementwise(
+                "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=tl.int32, is_pure=True, pack=1
+            )
+        return tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=tl.int32, is_pure=True, pack=1
+        )
     first = low.to(kind).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return first | (high.to(kind).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
-def exchange_where(one, two, mask):
-    """Both integers with the bits of ``mask`` exchanged."""
-    both = (one ^ two) & mask
-    return one ^ both, two ^ both
+def unpack_lanes(words, kind: tl.constexpr):
+    """Words (rows, groups, words) as features of fp32 (rows, groups, lanes)."""
+    both = tl.join(low_half(words, kind), high_half(words, kind))
+    return tl.reshape(both, (words.shape[0], words.shape[1], 2 * words.shape[2]))
 
 
 @triton.jit
-def lanes_kernel(
-    x,
-    y,
-    tan,
-    index,
-    mean,
-    shift,
-    weight,
-    seed,
-    features,
-    rows,
-    tan_n,
-    tan_p,
-    index_n,
-    index_p,
-    weight_n,
-    weight_p,
-    ADJOINT: tl.constexpr,
-    LANES: tl.constexpr,
-    ODD: tl.constexpr,
-    MEAN: tl.constexpr,
-    SHIFT: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    PACKED: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
-    """Features last, structured draws: two groups that meet are loaded once, in one piece, and turned.
-
-    Lanes are exchanged in registers. With PACKED, the dtype of the features, x and y hold two of them to a
-    word; then there is no mean and no shift.
-    """
-    tiles = tl.cdiv(rows, BLOCK_R)
-    program = tl.program_id(0)
-    n = (program // tiles).to(tl.int64)
-    start = (program % tiles).to(tl.int64) * BLOCK_R
-    row = tl.arange(0, BLOCK_R)[:, None]
-    present = row < rows - start
-    place = n * index_n + start * index_p
-    k = tl.load(index + place + row * index_p, mask=present, other=0).to(tl.int32)
-    t = tl.load(tan + n * tan_n + start * tan_p + row * tan_p, mask=present, other=0.0).to(tl.float32)
-    t = (-t if ADJOINT else t).to(tl.int32, bitcast=True)[:, :, None]
-    state = first_state(tl.load(seed), place + row * index_p, features)
-    groups = features // LANES
-    blocks = groups // 2 + 1 if ODD else groups // 2
-    for offset in range(0, blocks, BLOCK_B):
-        b = (offset + tl.arange(0, BLOCK_B))[None, :]
-        one, two, flip, low = games(k, b, groups, LANES, ODD)
-        negative = ~sign_bits(state, tl.maximum(b - 1, 0) if ODD else b, LANES)[:, :, None]
-        valid = (present & (b < blocks))[:, :, None]
-        if PACKED is not None:
-            base = (n * rows + start) * (features // 2)
-            word = tl.arange(0, LANES // 2)[None, None, :]
-            at_one = (row * (features // 2) + one * (LANES // 2))[:, :, None] + word
-            at_two = (row * (features // 2) + two * (LANES // 2))[:, :, None] + word
-            low = low[:, :, None]
-            mask = tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
-            u, v = exchange_where(
-                tl.load(x + base + at_one, mask=valid, other=0),
-                tl.load(x + base + at_two, mask=valid, other=0),
-                mask,
-            )
-            flip = flip[:, :, None]
-            v = swap_words(v, flip, LANES)
-            t_low = (t ^ ((negative >> (2 * word)) << 31)).to(tl.float32, bitcast=True)
-            t_high = (t ^ ((negative >> (2 * word + 1)) << 31)).to(tl.float32, bitcast=True)
-            u_low, u_high = low_half(u, PACKED), high_half(u, PACKED)
-            v_low, v_high = low_half(v, PACKED), high_half(v, PACKED)
-            u = pack(u_low + t_low * v_low, u_high + t_high * v_high, PACKED)
-            v = swap_words(pack(v_low - t_low * u_low, v_high - t_high * u_high, PACKED), flip, LANES)
-            u, v = exchange_where(u, v, mask)
-            tl.store(y + base + at_one, u, mask=valid)
-            tl.store(y + base + at_two, v, mask=valid)
-        else:
-            base = (n * rows + start) * features
-            lane = tl.arange(0, LANES)[None, None, :]
-            c_one = (one * LANES)[:, :, None] + lane
-            c_two = (two * LANES)[:, :, None] + lane
-            at_one = (row * features)[:, :, None] + c_one
-            at_two = (row * features)[:, :, None] + c_two
-            mask = tl.where((low[:, :, None] & lane) != 0, -1, 0)
-            own = tl.load(x + base + at_one, mask=valid, other=0.0).to(tl.float32)
-            other = tl.load(x + base + at_two, mask=valid, other=0.0).to(tl.float32)
-            u, v = own, other
-            if MEAN:
-                u -= tl.load(mean + c_one, mask=valid, other=0.0)
-                v -= tl.load(mean + c_two, mask=valid, other=0.0)
-            signed = (t ^ ((negative >> lane) << 31)).to(tl.float32, bitcast=True)
-            if ODD:  # the first block is the idle feature's
-                signed = tl.where((b == 0)[:, :, None], 0.0, signed)
-            u, v = exchange_where(u.to(tl.int32, bitcast=True), v.to(tl.int32, bitcast=True), mask)
-            flip = flip[:, :, None]
-            v = swap_features(v, flip, LANES)
-            h = (-signed * u.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
-            u = (signed * v.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
-            u, v = exchange_where(u, swap_features(h, flip, LANES), mask)
-            own += u.to(tl.float32, bitcast=True)
-            other += v.to(tl.float32, bitcast=True)
-            if SHIFT:
-                s = tl.load(shift + c_one, mask=valid, other=0.0)
-                r = tl.load(shift + c_two, mask=valid, other=0.0)
-                if WEIGHT:
-                    w = tl.load(weight + n * weight_n + (start + row) * weight_p, mask=present, other=0.0)[:, :, None]
-                    s *= w
-                    r *= w
-                own += s
-                other += r
-            tl.store(y + base + at_one, own.to(y.dtype.element_ty), mask=valid)
-            if ODD:
-                valid = valid & (b > 0)[:, :, None]
-            tl.store(y + base + at_two, other.to(y.dtype.element_ty), mask=valid)
+def pack_lanes(features, kind: tl.constexpr, ASM: tl.constexpr = False):
+    """The reverse, rounded."""
+    pairs = tl.reshape(features, (features.shape[0], features.shape[1], features.shape[2] // 2, 2))
+    low, high = tl.split(pairs)
+    return pack(low, high, kind, ASM)

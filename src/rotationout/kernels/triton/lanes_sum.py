@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .lanes import high_half, low_half, swap_features, swap_words
+from .lanes import swap_features, swap_words, unpack_lanes
 from .pairing import first_state, meet, mix, negatives
 
 __all__ = ["lanes_sum_kernel", "signs_kernel"]
@@ -29,18 +29,16 @@ def signs_kernel(seed, words, count, BLOCK: tl.constexpr):
 @triton.jit
 def negate_words(words, negative, word):
     """Words of two features of 16 bits, of which those are negated whose bit of ``negative`` is set."""
-    spread = (negative & 0xFF) | (
-        (negative & 0xFF) << 15
-    )  # a shift brings bits 2·word and 2·word + 1 to bits 15 and 31
+    spread = (negative & 0xFF) * 0x8001  # a shift brings bits 2·word and 2·word + 1 to bits 15 and 31
     return words ^ ((spread << (15 - 2 * word)) & -0x7FFF8000)
 
 
 @triton.jit
-def drawn(index, tan, n, row, rows, tan_n, tan_p, index_n, index_p):
-    """The draws and angles of rows."""
-    present = row < rows
-    k = tl.load(index + n * index_n + row * index_p, mask=present, other=0).to(tl.int32)
-    return k, tl.load(tan + n * tan_n + row * tan_p, mask=present, other=0.0).to(tl.float32)
+def drawn(index, tan, row, rows, tan_p, index_p):
+    """The draws and angles of rows; beyond the last it is that one's draw, and no angle."""
+    known = tl.minimum(row, rows - 1).to(tl.int64)
+    k = tl.load(index + known * index_p).to(tl.int32)
+    return k, tl.load(tan + known * tan_p, mask=row < rows, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -50,7 +48,6 @@ def lanes_sum_kernel(
     tan,
     index,
     signs,
-    features,
     rows,
     splits,
     tan_n,
@@ -58,9 +55,11 @@ def lanes_sum_kernel(
     index_n,
     index_p,
     scale,
+    FEATURES: tl.constexpr,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
     PACKED: tl.constexpr,
+    ASM: tl.constexpr,
     PART: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -74,59 +73,67 @@ def lanes_sum_kernel(
 
     Groups of lanes are read in parts of PART lanes, of 16 bytes at most: bits of the lane flip that are not inside a
     part change its address, the others move lanes in registers. A tile is (BLOCK_G, BLOCK_R, BLOCK_H): BLOCK_G parts
-    side by side, which the compiler gives to neighbouring threads, rows, and BLOCK_H times as many parts, which a
-    thread has of the same row, so that what depends on the row is worked out once for them.
+    side by side, which the compiler gives to neighbouring threads, rows, and BLOCK_H times as many parts, 4 at most,
+    which a thread has of the same row: what depends on the row is worked out once for them, and so are their signs, a
+    byte each. Nothing is masked: rows beyond the last and features that there are not are the last once more, with no
+    angle or not stored.
     """
     parts: tl.constexpr = LANES // PART
-    groups = features // LANES
-    tiles = tl.cdiv(groups * parts, BLOCK_G * BLOCK_H)
+    groups: tl.constexpr = FEATURES // LANES
+    tiles: tl.constexpr = (groups * parts + BLOCK_G * BLOCK_H - 1) // (BLOCK_G * BLOCK_H)
+    width: tl.constexpr = (FEATURES // 2 + 63) // 64 * 8
     place_of_sums = (tl.program_id(0) // tiles).to(tl.int64)
     n = place_of_sums // splits
-    split = place_of_sums % splits
+    split = (place_of_sums % splits).to(tl.int32)
+    last = tl.cdiv(rows, BLOCK_R) - 1
+    x += n * rows * (FEATURES if PACKED is None else FEATURES // 2)
+    index += n * index_n
+    tan += n * tan_n
+    signs += n * index_n * width
     piece = tl.arange(0, BLOCK_G)[:, None, None] + tl.arange(0, BLOCK_H)[None, None, :] * BLOCK_G
     piece += (tl.program_id(0) % tiles) * (BLOCK_G * BLOCK_H)
-    group = piece // parts
-    width = (features // 2 + 63) // 64 * 8
+    known = piece if groups * parts % (BLOCK_G * BLOCK_H) == 0 else tl.minimum(piece, groups * parts - 1)
+    group = known // parts
     row = tl.arange(0, BLOCK_R)[None, :, None]
-    total = tl.zeros((BLOCK_G, BLOCK_R, BLOCK_H, PART), tl.float32)
-    k, t = drawn(index, tan, n, split * BLOCK_R + row, rows, tan_n, tan_p, index_n, index_p)
-    for tile in range(split, tl.cdiv(rows, BLOCK_R), splits):
-        first = tile * BLOCK_R
+    byte = tl.arange(0, BLOCK_H)[None, None, :] * 8
+    total = tl.zeros((BLOCK_G, BLOCK_R, BLOCK_H * PART), tl.float32)
+    k, t = drawn(index, tan, split * BLOCK_R + row, rows, tan_p, index_p)
+    for tile in range(split, last + 1, splits):
         # Where features are depends on the draw: that of the next tile is on its way while this one is read.
-        next_k, next_t = drawn(index, tan, n, first + splits * BLOCK_R + row, rows, tan_n, tan_p, index_n, index_p)
-        partner, flip, block, second = meet(k, group, groups, LANES, ODD)
-        valid = (row < rows - first) & (group < groups)
-        place = n * index_n + (first + row) * index_p
-        bits = tl.load(signs + place * width + (block if LANES == 8 else block * LANES >> 3), mask=valid, other=0)
-        bits = bits.to(tl.int32)
+        next_k, next_t = drawn(index, tan, tl.minimum(tile + splits, last) * BLOCK_R + row, rows, tan_p, index_p)
+        first = tl.cast(tile * BLOCK_R, tl.int64)
+        here = tl.minimum(row, rows - 1 - tile * BLOCK_R)
+        partner, flip, block, behind, upper = meet(k, group, groups, LANES, ODD)
+        place = (first * index_p + here * index_p) * width
+        bits = tl.load(signs + place + (block * LANES >> 3)).to(tl.int32)
         if LANES < 8:
-            bits = bits >> (block * LANES & 7)
-        negative = negatives(bits, flip, second, LANES)
+            bits = (bits >> (block * LANES & 7)) & (2**LANES - 1)
+        bits = tl.sum(bits << byte, axis=2, keep_dims=True)
+        second = tl.sum(tl.where(behind, 2**LANES - 1, 0) << byte, axis=2, keep_dims=True) ^ (upper * 0x01010101)
+        negative = negatives(bits, flip, second, LANES) >> byte
         source = partner
         if parts > 1:
-            negative = negative >> (piece % parts * PART)
-            source = partner * parts + (piece % parts ^ (flip >> 2))
+            negative = negative >> (known % parts * PART)
+            source = partner * parts + (known % parts ^ (flip >> 2))
         if PACKED is not None:
             half: tl.constexpr = PART // 2
             word = tl.arange(0, half)[None, None, None, :]
-            at = (row * (features // 2) + source * half)[:, :, :, None] + word
-            words = tl.load(x + (n * rows + first) * (features // 2) + at, mask=valid[:, :, :, None], other=0)
-            words = swap_words(tl.reshape(words, (BLOCK_G, BLOCK_R, BLOCK_H * half)), flip, PART)
+            at = (here * (FEATURES // 2) + source * half)[:, :, :, None] + word
+            words = tl.load(x + first * (FEATURES // 2) + at)
+            words = swap_words(tl.reshape(words, (BLOCK_G, BLOCK_R, BLOCK_H * half)), flip, PART, ASM)
             words = tl.reshape(words, (BLOCK_G, BLOCK_R, BLOCK_H, half))
             words = negate_words(words, negative[:, :, :, None], word)
-            total += t[:, :, :, None] * tl.reshape(
-                tl.join(low_half(words, PACKED), high_half(words, PACKED)), total.shape
-            )
+            total += t * unpack_lanes(tl.reshape(words, (BLOCK_G, BLOCK_R, BLOCK_H * half)), PACKED)
         else:
             lane = tl.arange(0, PART)[None, None, None, :]
-            at = (row * features + source * PART)[:, :, :, None] + lane
-            other = tl.load(x + (n * rows + first) * features + at, mask=valid[:, :, :, None], other=0.0)
-            other = other.to(tl.float32).to(tl.int32, bitcast=True)
-            other = swap_features(tl.reshape(other, (BLOCK_G, BLOCK_R, BLOCK_H * PART)), flip, PART)
-            other = tl.reshape(other, total.shape) ^ ((negative[:, :, :, None] >> lane) << 31)
+            at = (here * FEATURES + source * PART)[:, :, :, None] + lane
+            other = tl.load(x + first * FEATURES + at).to(tl.float32).to(tl.int32, bitcast=True)
             if ODD:
                 other = tl.where((partner == group)[:, :, :, None], 0, other)
-            total += t[:, :, :, None] * other.to(tl.float32, bitcast=True)
+            other = swap_features(tl.reshape(other, total.shape), flip, PART)
+            other ^= tl.reshape((negative[:, :, :, None] >> lane) << 31, total.shape)
+            total += t * other.to(tl.float32, bitcast=True)
         k, t = next_k, next_t
+    sums = tl.reshape(tl.sum(total, axis=1) * scale, (BLOCK_G, BLOCK_H, PART))
     c = tl.reshape(piece, (BLOCK_G, BLOCK_H, 1)) * PART + tl.arange(0, PART)[None, None, :]
-    tl.store(partial + place_of_sums * features + c, tl.sum(total, axis=1) * scale, mask=c < features)
+    tl.store(partial + place_of_sums * FEATURES + c, sums, mask=c < FEATURES)

@@ -46,41 +46,47 @@ def sign_bits(state, block, LANES: tl.constexpr):
 
 
 @triton.jit
-def meet(k, group, groups, LANES: tl.constexpr, ODD: tl.constexpr):
-    """`pairing.structured_groups` element-wise: partner group, lane flip, sign block and mask of seconds.
+def modulo(number, modulus):
+    """A number from −modulus to modulus, exclusive, modulo it: of the two that it may be, a negative one is huge."""
+    return tl.minimum(number.to(tl.uint32), (number + modulus).to(tl.uint32)).to(tl.int32)
 
-    An odd D is the tournament of D single features with a bye; there the idle feature meets itself.
+
+@triton.jit
+def meet(k, group, groups, LANES: tl.constexpr, ODD: tl.constexpr):
+    """`pairing.structured_groups` element-wise: partner group, lane flip, sign block and who is second in its pair.
+
+    That comes as whether all lanes of the group are, and as a mask of lanes that are the other way round: not 0 if
+    lanes meet inside a group. An odd D is the tournament of D single features with a bye; there the idle feature meets
+    itself.
     """
     half = groups // 2
     modulus = groups if ODD else groups - 1
     played = tl.maximum(k - (LANES - 1), 0)
     game = played // LANES
     pivot = (game + (game & 1) * modulus) >> 1  # half of the round, modulo an odd number
-    delta = group - pivot
-    delta = tl.where(delta < 0, delta + modulus, delta)
-    partner = pivot - delta
-    partner = tl.where(partner < 0, partner + modulus, partner)
-    full: tl.constexpr = 2**LANES - 1
+    delta = modulo(group - pivot, modulus)
+    flip = played & (LANES - 1)
+    upper = flip * 0
     if ODD:
+        partner = modulo(pivot - delta, modulus)
+        block = tl.maximum(tl.minimum(delta, modulus - delta), 1) - 1
         behind = delta > half
-        block = tl.maximum(tl.where(behind, modulus - delta, delta), 1) - 1
-        second = tl.where(behind, full, 0)
     else:
         last = group == modulus
-        behind = delta >= half
-        partner = tl.where(last, pivot, tl.where(delta == 0, modulus, partner))
-        block = tl.where(last, 0, tl.minimum(delta, modulus - delta))
-        second = tl.where(last | behind, full, 0)
-    flip = played & (LANES - 1)
+        delta = tl.where(last, 0, delta)
+        partner = tl.where(group == pivot, modulus, modulo(pivot - delta, modulus))
+        block = tl.minimum(delta, modulus - delta)
+        behind = last | (delta >= half)
     if LANES > 1:
         inside = k < LANES - 1
         flip = tl.where(inside, k + 1, flip)
         low = flip & -flip
-        upper = tl.where(low == 1, 0xAA, tl.where(low == 2, 0xCC, 0xF0)) & full
+        full: tl.constexpr = 2**LANES - 1
+        upper = tl.where(inside, tl.where(low == 1, 0xAA, tl.where(low == 2, 0xCC, 0xF0)) & full, 0)
         partner = tl.where(inside, group, partner)
         block = tl.where(inside, tl.where(group < half, group, group - half), block)
-        second = tl.where(inside, tl.where(group < half, upper, full - upper), second)
-    return partner, flip, block, second
+        behind = tl.where(inside, group >= half, behind)
+    return partner, flip, block, behind, upper
 
 
 @triton.jit
@@ -95,10 +101,8 @@ def games(k, b, groups, LANES: tl.constexpr, ODD: tl.constexpr):
     played = tl.maximum(k - (LANES - 1), 0)
     game = played // LANES
     pivot = (game + (game & 1) * modulus) >> 1
-    one = pivot + b
-    one = tl.where(one >= modulus, one - modulus, one)
-    two = pivot - b
-    two = tl.where(two < 0, two + modulus, two)
+    one = modulo(pivot + b - modulus, modulus)
+    two = modulo(pivot - b, modulus)
     flip = played & (LANES - 1)
     low = flip * 0
     if not ODD:
@@ -114,14 +118,17 @@ def games(k, b, groups, LANES: tl.constexpr, ODD: tl.constexpr):
 
 @triton.jit
 def negatives(bits, flip, second, LANES: tl.constexpr):
-    """The lanes of a group whose sign is −1, as bits. A second in its pair negates the bit of its first."""
+    """The lanes of a group whose sign is −1, as bits; up to four groups, a byte each.
+
+    ``second`` are those that are second in their pair: such a lane negates the bit of its first.
+    """
     theirs = bits
     if LANES > 1:
-        theirs = tl.where((flip & 1) != 0, ((theirs & 0x55) << 1) | ((theirs >> 1) & 0x55), theirs)
+        theirs = tl.where((flip & 1) != 0, ((theirs & 0x55555555) << 1) | ((theirs >> 1) & 0x55555555), theirs)
     if LANES > 2:
-        theirs = tl.where((flip & 2) != 0, ((theirs & 0x33) << 2) | ((theirs >> 2) & 0x33), theirs)
+        theirs = tl.where((flip & 2) != 0, ((theirs & 0x33333333) << 2) | ((theirs >> 2) & 0x33333333), theirs)
     if LANES > 4:
-        theirs = tl.where((flip & 4) != 0, ((theirs & 0x0F) << 4) | ((theirs >> 4) & 0x0F), theirs)
+        theirs = tl.where((flip & 4) != 0, ((theirs & 0x0F0F0F0F) << 4) | ((theirs >> 4) & 0x0F0F0F0F), theirs)
     return (theirs & second) | (~bits & ~second)
 
 
@@ -130,7 +137,8 @@ def structured_code(k, seed, number, feature, features, LANES: tl.constexpr, ODD
     """The signed partner of single features of structured draws, 0 for an idle one."""
     group = feature // LANES
     lane = feature % LANES
-    partner, flip, block, second = meet(k, group, features // LANES, LANES, ODD)
+    partner, flip, block, behind, upper = meet(k, group, features // LANES, LANES, ODD)
+    second = tl.where(behind, 2**LANES - 1, 0) ^ upper
     bits = sign_bits(first_state(seed, number, features), block, LANES)
     negative = (negatives(bits, flip, second, LANES) >> lane) & 1
     other = partner * LANES + (lane ^ flip)

@@ -1,0 +1,328 @@
+"""A GPU program for structured draws with the features last in memory: groups of lanes move in one piece.
+
+Two groups that meet are loaded once, turned in registers and stored. There are three ways to do it:
+
+- in words, two features of 16 bits in each;
+- in parts of 16 bytes of features of 32 bits, where a lane flip that goes beyond a part changes its address;
+- feature by feature: odd D, features of 16 bits that do not start at a word, and the rare rows of the second way
+  whose lanes meet inside their group.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803 - compile-time constants are in capitals
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .lanes import exchange_where, pack_lanes, swap_features, swap_words, unpack_lanes
+from .pairing import first_state, games, sign_bits
+
+__all__ = ["lanes_kernel"]
+
+
+@triton.jit
+def as_bits(values):
+    """Numbers of fp32 as integers."""
+    return values.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def as_numbers(values):
+    """The reverse."""
+    return values.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def flat(values):
+    """A tile (blocks, rows, more blocks, lanes) with its last two axes as one."""
+    return tl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] * values.shape[3]))
+
+
+@triton.jit
+def signed_by(t, negative):
+    """The bits ``t`` of fp32, negated where the lowest bit of ``negative`` is set."""
+    return as_numbers(t ^ (negative << 31))
+
+
+@triton.jit
+def of_groups(numbers, group, flip, LANES: tl.constexpr):
+    """The numbers of groups (blocks, rows, more blocks), lane v taken from v XOR flip; as bits."""
+    half: tl.constexpr = LANES // 2
+    place = tl.arange(0, half)[None, None, None, :]
+    upper = ((flip & half) != 0).to(tl.int32)
+    low = flat(as_bits(tl.load(numbers + ((group * 2 + upper) * half)[:, :, :, None] + place)))
+    high = flat(as_bits(tl.load(numbers + ((group * 2 + 1 - upper) * half)[:, :, :, None] + place)))
+    both = tl.join(swap_features(low, flip, half), swap_features(high, flip, half))
+    both = tl.reshape(both, (group.shape[0], group.shape[1], group.shape[2], half, 2))
+    return tl.reshape(tl.permute(both, (0, 1, 2, 4, 3)), (group.shape[0], group.shape[1], group.shape[2] * LANES))
+
+
+@triton.jit
+def of_both(numbers, one, two, flip, low, LANES: tl.constexpr, INSIDE: tl.constexpr):
+    """The numbers of two groups, in the lanes in which `turn_words` has their features."""
+    u = of_groups(numbers, one, flip * 0, LANES)
+    if INSIDE:
+        lane = tl.arange(0, u.shape[2])[None, None, :]
+        u, v = exchange_where(u, of_groups(numbers, two, flip * 0, LANES), tl.where((low & lane) != 0, -1, 0))
+        v = swap_features(v, flip, LANES)
+    else:
+        v = of_groups(numbers, two, flip, LANES)
+    return as_numbers(u), as_numbers(v)
+
+
+@triton.jit
+def turn_words(
+    x,
+    y,
+    mean,
+    shift,
+    weight,
+    k,
+    t,
+    state,
+    row,
+    present,
+    offset,
+    FEATURES: tl.constexpr,
+    LANES: tl.constexpr,
+    MEAN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    INSIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    ASM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Pairs of groups from ``offset`` on, of features of the dtype KIND that lie two to a word.
+
+    INSIDE: lanes may meet inside their group. Then those that are first in their pair are brought together before.
+    """
+    half: tl.constexpr = LANES // 2
+    groups = FEATURES // LANES
+    b = offset + tl.arange(0, BLOCK_G)[:, None, None] + tl.arange(0, BLOCK_H)[None, None, :] * BLOCK_G
+    valid = (present & (b < groups // 2))[:, :, :, None]
+    b = tl.minimum(b, groups // 2 - 1)
+    one, two, flip, low = games(k, b, groups, LANES, False)
+    place = tl.arange(0, half)[None, None, None, :]
+    at_one = (row * (FEATURES // 2) + one * half)[:, :, :, None] + place
+    at_two = (row * (FEATURES // 2) + two * half)[:, :, :, None] + place
+    u = flat(tl.load(x + at_one))
+    v = flat(tl.load(x + at_two))
+    word = tl.arange(0, u.shape[2])[None, None, :]
+    mask = tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
+    if INSIDE:
+        u, v = exchange_where(u, v, mask)
+    u, v = unpack_lanes(u, KIND), unpack_lanes(swap_words(v, flip, LANES, ASM), KIND)
+    lane = tl.arange(0, LANES)[None, None, None, :]
+    signed = signed_by(t, flat(~sign_bits(state, b, LANES)[:, :, :, None] >> lane))
+    own, other = u, v
+    if MEAN:
+        m, r = of_both(mean, one, two, flip, low, LANES, INSIDE)
+        own -= m
+        other -= r
+    u += signed * other
+    v -= signed * own
+    if SHIFT:
+        m, r = of_both(shift, one, two, flip, low, LANES, INSIDE)
+        u += m * weight
+        v += r * weight
+    u, v = pack_lanes(u, KIND, ASM), swap_words(pack_lanes(v, KIND, ASM), flip, LANES, ASM)
+    if INSIDE:
+        u, v = exchange_where(u, v, mask)
+    tl.store(y + at_one, tl.reshape(u, at_one.shape), mask=valid)
+    tl.store(y + at_two, tl.reshape(v, at_two.shape), mask=valid)
+
+
+@triton.jit
+def turn_parts(
+    x,
+    y,
+    mean,
+    shift,
+    weight,
+    k,
+    t,
+    state,
+    row,
+    present,
+    offset,
+    FEATURES: tl.constexpr,
+    LANES: tl.constexpr,
+    MEAN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Pairs of groups from ``offset`` on, in parts of 4 features, where no lanes meet inside their group."""
+    part: tl.constexpr = 4 if LANES > 4 else LANES
+    parts: tl.constexpr = LANES // part
+    groups = FEATURES // LANES
+    piece = tl.arange(0, BLOCK_G * parts)[:, None, None] + tl.arange(0, BLOCK_H)[None, None, :] * (BLOCK_G * parts)
+    b = offset + piece // parts
+    valid = (present & (b < groups // 2))[:, :, :, None]
+    b = tl.minimum(b, groups // 2 - 1)
+    one, two, flip, _ = games(k, b, groups, LANES, False)
+    first = piece % parts
+    lane = tl.arange(0, part)[None, None, None, :]
+    c_one = ((one * parts + first) * part)[:, :, :, None] + lane
+    c_two = ((two * parts + (first ^ (flip // part))) * part)[:, :, :, None] + lane
+    at_one = (row * FEATURES)[:, :, :, None] + c_one
+    at_two = (row * FEATURES)[:, :, :, None] + c_two
+    u = flat(tl.load(x + at_one))
+    v = flat(tl.load(x + at_two))
+    signed = signed_by(t, flat((~sign_bits(state, b, LANES) >> (first * part))[:, :, :, None] >> lane))
+    own, other = u, v
+    if MEAN:
+        own -= flat(tl.load(mean + c_one))
+        other -= flat(tl.load(mean + c_two))
+    u += signed * as_numbers(swap_features(as_bits(other), flip, part))
+    v -= as_numbers(swap_features(as_bits(signed * own), flip, part))
+    if SHIFT:
+        u += flat(tl.load(shift + c_one)) * weight
+        v += flat(tl.load(shift + c_two)) * weight
+    tl.store(y + at_one, tl.reshape(u, at_one.shape), mask=valid)
+    tl.store(y + at_two, tl.reshape(v, at_two.shape), mask=valid)
+
+
+@triton.jit
+def turn_features(
+    x,
+    y,
+    mean,
+    shift,
+    weight,
+    k,
+    t,
+    state,
+    row,
+    present,
+    offset,
+    FEATURES: tl.constexpr,
+    LANES: tl.constexpr,
+    ODD: tl.constexpr,
+    MEAN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """Pairs of groups from ``offset`` on, whatever they are; with ODD the first block is the idle feature's."""
+    groups = FEATURES // LANES
+    blocks = groups // 2 + ODD
+    b = offset + tl.arange(0, BLOCK_B)[:, None, None]
+    valid = present & (b < blocks)
+    b = tl.minimum(b, blocks - 1)
+    one, two, flip, low = games(k, b, groups, LANES, ODD)
+    lane = tl.arange(0, LANES)[None, None, :]
+    c_one = one * LANES + lane
+    c_two = two * LANES + lane
+    at_one = row * FEATURES + c_one
+    at_two = row * FEATURES + c_two
+    mask = tl.where((low & lane) != 0, -1, 0)
+    own = tl.load(x + at_one).to(tl.float32)
+    other = tl.load(x + at_two).to(tl.float32)
+    u, v = own, other
+    if MEAN:
+        u -= tl.load(mean + c_one)
+        v -= tl.load(mean + c_two)
+    signed = signed_by(t, ~sign_bits(state, tl.maximum(b - ODD, 0), LANES) >> lane)
+    if ODD:
+        signed = tl.where(b == 0, 0.0, signed)
+    u, v = exchange_where(as_bits(u), as_bits(v), mask)
+    v = swap_features(v, flip, LANES)
+    h = swap_features(as_bits(-signed * as_numbers(u)), flip, LANES)
+    u, v = exchange_where(as_bits(signed * as_numbers(v)), h, mask)
+    own += as_numbers(u)
+    other += as_numbers(v)
+    if SHIFT:
+        own += tl.load(shift + c_one) * weight
+        other += tl.load(shift + c_two) * weight
+    tl.store(y + at_one, own.to(y.dtype.element_ty), mask=valid)
+    tl.store(y + at_two, other.to(y.dtype.element_ty), mask=valid & (b > 0) if ODD else valid)
+
+
+@triton.jit
+def lanes_kernel(
+    x,
+    y,
+    tan,
+    index,
+    mean,
+    shift,
+    weight,
+    seed,
+    rows,
+    tan_n,
+    tan_p,
+    index_n,
+    index_p,
+    weight_n,
+    weight_p,
+    ADJOINT: tl.constexpr,
+    FEATURES: tl.constexpr,
+    LANES: tl.constexpr,
+    ODD: tl.constexpr,
+    MEAN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    MANY: tl.constexpr,
+    PACKED: tl.constexpr,
+    PARTS: tl.constexpr,
+    ASM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Features last, structured draws, y = x + tan θ · A(x − m) + w·s for a tile of rows.
+
+    With PACKED, the dtype of the features, x and y hold two of them to a word. PARTS: they have 32 bits, and D is even.
+    MANY says whether there is more than one n. Rows beyond the last are that one again, and not stored.
+    """
+    program = tl.program_id(0)
+    tiles = tl.cdiv(rows, BLOCK_R)
+    n = (program // tiles).to(tl.int64) if MANY else 0
+    start = (program % tiles if MANY else program).to(tl.int64) * BLOCK_R
+    row = tl.arange(0, BLOCK_R)[None, :, None]
+    present = row < rows - start
+    row = tl.minimum(row, (rows - 1 - start).to(tl.int32))
+    number = n * index_n + start * index_p + row * index_p
+    k = tl.load(index + number).to(tl.int32)
+    t = tl.load(tan + n * tan_n + start * tan_p + row * tan_p).to(tl.float32)
+    t = as_bits(-t if ADJOINT else t)
+    w = 1.0
+    if WEIGHT:
+        w = tl.load(weight + n * weight_n + start * weight_p + row * weight_p)
+    state = first_state(tl.load(seed), number, FEATURES)
+    rare = tl.min(tl.min(tl.min(k, axis=2), axis=1), axis=0) < LANES - 1
+    base = (n * rows + start) * (FEATURES if PACKED is None else FEATURES // 2)
+    x += base
+    y += base
+    block_b: tl.constexpr = BLOCK_G * BLOCK_H
+    for offset in range(0, FEATURES // LANES // 2 + ODD, block_b):
+        if PACKED is not None:
+            if rare:
+                turn_words(
+                    x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
+                    LANES, MEAN, SHIFT, True, PACKED, ASM, BLOCK_G, BLOCK_H,
+                )  # fmt: skip
+            else:
+                turn_words(
+                    x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
+                    LANES, MEAN, SHIFT, False, PACKED, ASM, BLOCK_G, BLOCK_H,
+                )  # fmt: skip
+        elif PARTS:
+            if rare:
+                turn_features(
+                    x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
+                    LANES, ODD, MEAN, SHIFT, block_b,
+                )  # fmt: skip
+            else:
+                turn_parts(
+                    x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
+                    LANES, MEAN, SHIFT, BLOCK_G, BLOCK_H,
+                )  # fmt: skip
+        else:
+            turn_features(
+                x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
+                LANES, ODD, MEAN, SHIFT, block_b,
+            )  # fmt: skip
