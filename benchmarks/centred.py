@@ -3,7 +3,7 @@
 For each tensor, medians in µs of forward, backward and both in CUDA graphs, beside a device-to-device copy and torch's
 own Dropouts; then every kernel of one forward and backward, by name, with its launches and mean time, with kernels that
 start only when the one before has ended: else the time they wait would count. ``--without`` takes single ideas back, by
-the constants of `rotationout.kernels.triton.choose`, and shows the same totals: all of them if none is named after it.
+the constants of `rotationout.kernels.triton.sizes`, and shows the same totals: all of them if none is named after it.
 Written as JSON under benchmarks/results/.
 """
 
@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
 import rotationout as ro
-from rotationout.kernels.triton import choose, draws, layout
+from rotationout.kernels.triton import draws, layout, sizes
 
 from .gpu import P, features_of, label
 from .records import RESULTS, write
@@ -131,7 +131,7 @@ def kernels(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, dict[str,
 def without(idea: str) -> Iterator[None]:
     """Take one of IDEAS back."""
     values = IDEAS[idea][0]
-    before = {name: getattr(choose, name) for name in values}
+    before = {name: getattr(sizes, name) for name in values}
     try:
         _choose(values)
         yield
@@ -141,7 +141,7 @@ def without(idea: str) -> Iterator[None]:
 
 def _choose(values: Values) -> None:
     for name, value in values.items():
-        setattr(choose, name, value)
+        setattr(sizes, name, value)
     layout._plans.clear()
     draws._programs.clear()
 

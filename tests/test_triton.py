@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rotationout import pairing
 from rotationout.kernels import reference
-from rotationout.kernels.triton import apply, choose, feature_sum, rotate, rotate_centred, sample
+from rotationout.kernels.triton import apply, feature_sum, rotate, rotate_centred, sample, sizes
 from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
@@ -159,12 +159,12 @@ def test_centred_and_its_adjoint_equal_the_reference(layout: str, weighted: bool
 
 @pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "many small maps"])
-@pytest.mark.parametrize("elements", [0, choose.ONCE])
+@pytest.mark.parametrize("elements", [0, sizes.ONCE])
 def test_small_maps_about_their_mean_in_one_launch_or_more(
     layout: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(9)
-    monkeypatch.setattr(choose, "ONCE", elements)
+    monkeypatch.setattr(sizes, "ONCE", elements)
     monkeypatch.setattr(arrangements, "_plans", {})
     launched: list[object] = []
     call = Program.__call__
@@ -204,7 +204,7 @@ def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch:
     """In tiles of which a thread has several elements, as on a GPU; the smallest programs there are."""
     torch.manual_seed(11)
     for name, value in {"SUM_TILE": 128, "SUM_WARPS": 1, "SUM_PARTS": (parts, parts), "ONCE": 0, "SMALL": 0}.items():
-        monkeypatch.setattr(choose, name, value)
+        monkeypatch.setattr(sizes, name, value)
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = _features(layout, torch.float32)
     torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
@@ -224,7 +224,7 @@ def test_a_program_adds_up_several_examples(memory: torch.memory_format, monkeyp
     """Five in two programs, of which one has an example less."""
     torch.manual_seed(13)
     for name, value in {"SUM_PARTS": (2, 2), "ONCE": 0, "SMALL": 0}.items():
-        monkeypatch.setattr(choose, name, value)
+        monkeypatch.setattr(sizes, name, value)
     monkeypatch.setattr(arrangements, "_plans", {})
     x = torch.randn(5, 6, 6, 6, device=DEVICE).contiguous(memory_format=memory)
     draw = _draw(x, 1, "table", "batch", "example")
@@ -241,8 +241,8 @@ def test_structured_turns_are_added_up(features: int, monkeypatch: pytest.Monkey
     """Every number of lanes, features of 32 bits and words of two, in tiles that do not divide features and rows."""
     torch.manual_seed(10)
     for dtype, tile, programs in zip((*DTYPES, torch.float32), (256, 256, 4096, 4096), (3, 2, 1, 2), strict=True):
-        monkeypatch.setattr(choose, "LANES_SUM_TILE", tile)
-        monkeypatch.setattr(choose, "LANES_SUM_PROGRAMS", (programs, programs))
+        monkeypatch.setattr(sizes, "LANES_SUM_TILE", tile)
+        monkeypatch.setattr(sizes, "LANES_SUM_PROGRAMS", (programs, programs))
         monkeypatch.setattr(arrangements, "_plans", {})
         x = torch.randn(11, features, device=DEVICE).to(dtype)
         draw = _draw(x, 1, "structured", "batch" if programs == 3 else "row", "row")
@@ -268,11 +268,11 @@ def test_structured_turns_about_a_mean_in_words_and_parts(
     if weighted:
         weight = (torch.rand(len(k), device=DEVICE) < 0.7).float()
         tan = tan * weight
-    for dtype, tile, asm in itertools.product(DTYPES, (64, 512), {False, choose.LANES_ASM}):
+    for dtype, tile, asm in itertools.product(DTYPES, (64, 512), {False, sizes.LANES_ASM}):
         if (dtype == torch.float16) == (tile == 64):
             continue
-        monkeypatch.setattr(choose, "LANES_TILE", (tile,) * 3)
-        monkeypatch.setattr(choose, "LANES_ASM", asm)
+        monkeypatch.setattr(sizes, "LANES_TILE", (tile,) * 3)
+        monkeypatch.setattr(sizes, "LANES_ASM", asm)
         monkeypatch.setattr(arrangements, "_plans", {})
         x = (torch.randn(len(k), features, device=DEVICE) + 3).to(dtype)
         expected = reference.rotate_centred(x.float(), weight, tan, k, seed, 1, adjoint)
@@ -307,14 +307,14 @@ def test_the_bits_of_signs_are_those_of_the_pairing() -> None:
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("elements", [0, choose.SMALL_ROWS])
+@pytest.mark.parametrize("elements", [0, sizes.SMALL_ROWS])
 def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(12)
-    monkeypatch.setattr(choose, "SMALL_ROWS", elements)
-    monkeypatch.setattr(choose, "SUM_TILE", 64)
-    monkeypatch.setattr(choose, "FEW_TILE", 64)
+    monkeypatch.setattr(sizes, "SMALL_ROWS", elements)
+    monkeypatch.setattr(sizes, "SUM_TILE", 64)
+    monkeypatch.setattr(sizes, "FEW_TILE", 64)
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = _features("channels last", torch.bfloat16)
     for pairing_per, adjoint in itertools.product(("example", "batch"), (False, True)):
@@ -333,7 +333,7 @@ def test_rows_meet_in_shared_memory_or_by_shuffles(
     features: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(12)
-    monkeypatch.setattr(choose, "ROW_SHARED", shared)
+    monkeypatch.setattr(sizes, "ROW_SHARED", shared)
     monkeypatch.setattr(arrangements, "_plans", {})
     for pairing_per, dtype, adjoint in (("example", torch.bfloat16, False), ("batch", torch.float16, True)):
         x = torch.randn(3, features, 5, 3, device=DEVICE).to(dtype, memory_format=torch.channels_last)

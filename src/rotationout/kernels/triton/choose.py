@@ -1,19 +1,15 @@
-"""Which program turns or adds up the features of a plan, and the size of its tiles.
-
-They were found by measurement on an H200; those of sums, of structured turns and of registers by what a compiler makes
-of them for it. ``python -m benchmarks.centred --without`` measures them.
-"""
+"""Which program turns or adds up the features of a plan, and in which tiles; see `sizes`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ... import pairing
+from . import sizes
 from .lanes_sum import lanes_sum_kernel, signs_kernel
 from .lanes_turn import lanes_kernel
 from .launch import Program, Sums
@@ -26,60 +22,6 @@ from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_
 
 __all__ = ["follows", "once", "packs", "sums", "turn"]
 
-OVERLAP = True
-"""Whether kernels start while those before them end, where a GPU can; those that turn up to FEW elements load them
-meanwhile, for which they need more registers."""
-
-PAIR_POSITIONS = 16, 192
-"""Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
-PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
-"""Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
-ROW_FEATURES = 1024
-"""The most features of 16 bits that meet in shared memory."""
-ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
-"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory."""
-GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
-"""Elements of a program, and its warps on maps and with the features last."""
-LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
-"""Elements and warps of a program, twice as many for features of 32 bits: for up to 1024 features, if a power of two or
-not; and for more,"""
-LANES_BLOCKS = 2
-"""pairs of groups that a thread turns of the same row, so that what depends on the row is worked out once for them,"""
-LANES_REGISTERS = 80, 80, 0
-"""and the most registers of a thread about a mean, 0 if there is no limit."""
-LANES_WORDS, LANES_PARTS = True, True
-"""Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
-LANES_ASM = isinstance(lanes_kernel, triton.JITFunction) and torch.version.hip is None
-"""Whether words are moved and rounded by instructions of NVIDIA's; the interpreter has none."""
-SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 128
-"""Elements of a tile and warps of a sum, its registers, and the most elements that a thread adds up at once,"""
-SUM_POSITIONS, SUM_FEATURES = 128, 256
-"""of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
-the features last."""
-SUM_PARTS = 2112, 528
-"""Programs a sum is spread over, if there is enough to add up: more than run at once on maps, as many with the features
-last."""
-LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 80)
-"""The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
-LANES_SUM_PROGRAMS = 528, 792
-"""the programs that run at once then,"""
-LANES_SUM_PARTS = 4
-"""and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row: 4 at most."""
-SIGNS_BLOCK = 1024
-"""Words of random bits that a program makes."""
-ONCE = 2**14
-"""The most elements of a channel that a program holds, and of its partner."""
-SMALL = 2**23
-"""Features of maps with fewer elements are added up in tiles of SMALL_TILE, and left in up to FEW_PARTS parts for the
-program that turns them to add up: a launch would take longer."""
-SMALL_TILE, SMALL_REGISTERS, FEW_PARTS = 1024, 80, 16
-SMALL_ROWS, FEW_TILE = 2**20, 32768
-"""The same of so many elements with the features last, where every program that turns them adds up all the parts: tiles
-are large, since few programs have to load everything."""
-FEW, FEW_REGISTERS = 2**20, (168, 255)
-"""Programs for so few elements run all at once, whatever registers they have: enough to hold all that they load, and
-more for turns of rows. Left alone, the compiler makes do with fewer and waits for a few numbers at a time."""
-
 
 def packs(x: Tensor) -> bool:
     """Whether features have 16 bits and start at a word of 32, so that two can be read at once."""
@@ -88,7 +30,7 @@ def packs(x: Tensor) -> bool:
 
 def follows(how: Any) -> int:
     """How a kernel follows the one before it on the current device; see `overlap`."""
-    return int(how) if OVERLAP and possible() else 0
+    return int(how) if sizes.OVERLAP and possible() else 0
 
 
 def turn(
@@ -103,45 +45,45 @@ def turn(
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
-    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() <= FEW else AFTER)}
-    registers = FEW_REGISTERS if x.numel() <= FEW else (0, 0)
+    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() <= sizes.FEW else AFTER)}
+    registers = sizes.FEW_REGISTERS if x.numel() <= sizes.FEW else (0, 0)
     if _by_pairs(plan):
         small = rows <= 64
-        block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
-        channels = max(1, min(PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
-        tiles = min(PAIR_TILES, cdiv(rows, block))
+        block = min(sizes.PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
+        channels = max(1, min(sizes.PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
+        tiles = min(sizes.PAIR_TILES, cdiv(rows, block))
         strips, splits = cdiv(features, channels), cdiv(rows, block * tiles)
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
             plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
-            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small], registers=registers[0],
+            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=sizes.PAIR_WARPS[small], registers=registers[0],
         )  # fmt: skip
     if _by_rows(plan, x):
         size = (features > 64) + (features > 256)
         block_c = next_power_of_2(features)
-        block_r = max(1, min(ROW_TILE[size] // block_c, next_power_of_2(rows)))
+        block_r = max(1, min(sizes.ROW_TILE[size] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, **after, DTYPE=_dtype(x), FLAT=ROW_SHARED, BLOCK_C=block_c, BLOCK_R=block_r,
-            num_warps=ROW_WARPS[size], registers=registers[1],
+            **common, **after, DTYPE=_dtype(x), FLAT=sizes.ROW_SHARED, BLOCK_C=block_c, BLOCK_R=block_r,
+            num_warps=sizes.ROW_WARPS[size], registers=registers[1],
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
     if kind == STRUCTURED and layout.last:
         lanes = 2 * form["LANES"]
         size = 2 if features > 1024 else int(next_power_of_2(features) != features)
-        block_b = _even_block(cdiv(features, lanes), max(1, LANES_TILE[size] // lanes))
-        block_r = max(1, min(LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
-        block_h = max(1, min(LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * LANES_WARPS[size])))
-        words = LANES_WORDS and packed and features % 4 == 0
-        warps = LANES_WARPS[size] * x.element_size() // 2
+        block_b = _even_block(cdiv(features, lanes), max(1, sizes.LANES_TILE[size] // lanes))
+        block_r = max(1, min(sizes.LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
+        block_h = max(1, min(sizes.LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * sizes.LANES_WARPS[size])))
+        words = sizes.LANES_WORDS and packed and features % 4 == 0
+        warps = sizes.LANES_WARPS[size] * x.element_size() // 2
         return Program(
             lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
             **common, **form, MANY=count > 1, PACKED=_dtype(x) if words else None,
-            PARTS=LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=LANES_ASM,
+            PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=_by_instructions(x),
             BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h, words=2 * words, num_warps=warps,
-            registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
+            registers=sizes.LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
     block_c, block_p, span, warps = _gather_blocks(layout, kind)
@@ -157,7 +99,7 @@ def once(plan: Plan, adjoint: bool) -> Program | None:
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
     block_n, block_p = next_power_of_2(count), next_power_of_2(rows)
-    if not _by_pairs(plan) or plan.pairs[0] or block_n * block_p > ONCE:
+    if not _by_pairs(plan) or plan.pairs[0] or block_n * block_p > sizes.ONCE:
         return None
     piece = _piece(rows)
     return Program(
@@ -185,20 +127,21 @@ def _rows_sums(
     each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
     if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
-    few = count == 1 and features <= SUM_FEATURES and _by_rows(plan, x) and x.numel() <= SMALL_ROWS
-    block_c, block_p = _sum_blocks(plan.layout, rows, FEW_TILE if few else SUM_TILE)
-    tiles, programs = cdiv(features, block_c), SUM_PARTS[True]
+    few = count == 1 and features <= sizes.SUM_FEATURES and _by_rows(plan, x) and x.numel() <= sizes.SMALL_ROWS
+    tile = sizes.FEW_TILE if few and _few_registers(plan.layout, x) else sizes.SUM_TILE
+    block_c, block_p = _sum_blocks(plan.layout, rows, tile)
+    tiles, programs = cdiv(features, block_c), sizes.SUM_PARTS[True]
     per_outer = 1 if each else cdiv(count * tiles, programs)
     outer = cdiv(count, per_outer)
-    splits = min(FEW_PARTS, cdiv(rows, block_p)) if few else _splits(rows, block_p, programs, outer * tiles)
-    thread = max(1, min(SUM_THREAD, block_c * block_p // (32 * SUM_WARPS)) // _vector(x, features))
-    if common["WEIGHT"] and block_p >= 32 * SUM_WARPS:  # the compiler gives each thread a row, as weights lie in memory
-        thread = 1
+    splits = min(sizes.FEW_PARTS, cdiv(rows, block_p)) if few else _splits(rows, block_p, programs, outer * tiles)
+    thread = max(1, min(sizes.SUM_THREAD, block_c * block_p // (32 * sizes.SUM_WARPS)) // _vector(x, features))
+    if common["WEIGHT"] and block_p >= 32 * sizes.SUM_WARPS:
+        thread = 1  # the compiler gives each thread a row, as weights lie in memory
     program = Program(
         rows_sum_kernel, outer * splits * tiles, features, count, rows, per_outer, splits,
         *weight, plan.pairs[0], scale, **common, BLOCK_C=block_c, BLOCK_P=block_p,
-        THREAD=thread, num_warps=SUM_WARPS,
-        registers=_sum_registers(plan.layout, x, SUM_REGISTERS) if thread > 1 else 0,
+        THREAD=thread, num_warps=sizes.SUM_WARPS,
+        registers=_sum_registers(plan.layout, x, sizes.SUM_REGISTERS) if thread > 1 else 0,
     )  # fmt: skip
     return Sums(outer * splits, program, None if few else _finish(features, outer * splits))
 
@@ -208,19 +151,20 @@ def _maps_sums(
 ) -> Sums:
     """The same on maps."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
-    small = _by_pairs(plan) and x.numel() < SMALL and rows <= SMALL_TILE
-    block_c, block_p = _sum_blocks(plan.layout, rows, SMALL_TILE if small else SUM_TILE)
+    small = _by_pairs(plan) and x.numel() < sizes.SMALL and rows <= sizes.SMALL_TILE
+    block_c, block_p = _sum_blocks(plan.layout, rows, sizes.SMALL_TILE if small else sizes.SUM_TILE)
     tiles = cdiv(features, block_c)
-    per_outer = cdiv(count, FEW_PARTS) if small else cdiv(count * tiles, SUM_PARTS[False])
+    per_outer = cdiv(count, sizes.FEW_PARTS) if small else cdiv(count * tiles, sizes.SUM_PARTS[False])
     outer = cdiv(count, per_outer)
-    splits = 1 if small else _splits(rows, block_p, SUM_PARTS[False], outer * tiles)
+    splits = 1 if small else _splits(rows, block_p, sizes.SUM_PARTS[False], outer * tiles)
     piece = _piece(rows)
     program = Program(
         maps_sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
         *weight, plan.pairs[0], scale, **common, PIECE=piece,
         TOGETHER=min(8, next_power_of_2(per_outer)) if small else 1, BLOCK_C=block_c, BLOCK_P=block_p,
-        THREAD=max(1, min(SUM_THREAD, _vector(x, rows), block_c * block_p // (32 * SUM_WARPS))),
-        num_warps=SUM_WARPS, registers=_sum_registers(plan.layout, x, SMALL_REGISTERS if small else SUM_REGISTERS),
+        THREAD=max(1, min(sizes.SUM_THREAD, _vector(x, rows), block_c * block_p // (32 * sizes.SUM_WARPS))),
+        num_warps=sizes.SUM_WARPS,
+        registers=_sum_registers(plan.layout, x, sizes.SMALL_REGISTERS if small else sizes.SUM_REGISTERS),
     )  # fmt: skip
     return Sums(outer * splits, program, None if small else _finish(features, outer * splits))
 
@@ -234,29 +178,29 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
         words = packed and features % 4 == 0
         part = lanes if words else min(lanes, 4)
         parts = next_power_of_2(features // part)
-        block_h = min(LANES_SUM_PARTS, max(1, parts // 8))
-        block_g = min(parts // block_h, max(1, LANES_SUM_TILE // (part * block_h)))
-        block_r = max(1, min(LANES_SUM_TILE // (block_g * block_h * part), next_power_of_2(rows)))
+        block_h = min(sizes.LANES_SUM_PARTS, max(1, parts // 8))
+        block_g = min(parts // block_h, max(1, sizes.LANES_SUM_TILE // (part * block_h)))
+        block_r = max(1, min(sizes.LANES_SUM_TILE // (block_g * block_h * part), next_power_of_2(rows)))
         tiles = cdiv(features // part, block_g * block_h)
-        splits = _splits(rows, block_r, LANES_SUM_PROGRAMS[words], count * tiles)
+        splits = _splits(rows, block_r, sizes.LANES_SUM_PROGRAMS[words], count * tiles)
         program = Program(
             lanes_sum_kernel, count * splits * tiles, rows, splits, *plan.tan, *plan.pairs, scale,
-            FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=LANES_ASM, PART=part,
-            BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
-            words=int(words), num_warps=LANES_SUM_WARPS,
-            registers=LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
+            FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=_by_instructions(x),
+            PART=part, BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
+            words=int(words), num_warps=sizes.LANES_SUM_WARPS,
+            registers=sizes.LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
         )  # fmt: skip
         draws = (count - 1) * plan.pairs[0] + (rows - 1) * plan.pairs[1] + 1
         sign_words = draws * cdiv(features // 2, 64)
-        signs = Program(signs_kernel, cdiv(sign_words, SIGNS_BLOCK), sign_words, BLOCK=SIGNS_BLOCK)
+        signs = Program(signs_kernel, cdiv(sign_words, sizes.SIGNS_BLOCK), sign_words, BLOCK=sizes.SIGNS_BLOCK)
         return Sums(count * splits, program, _finish(features, count * splits), signs, sign_words)
-    block_c, block_p = _sum_blocks(layout, rows, SUM_TILE)
+    block_c, block_p = _sum_blocks(layout, rows, sizes.SUM_TILE)
     tiles = cdiv(features, block_c)
-    splits = _splits(rows, block_p, SUM_PARTS[False], count * tiles)
+    splits = _splits(rows, block_p, sizes.SUM_PARTS[False], count * tiles)
     program = Program(
         gather_sum_kernel, count * splits * tiles, features, rows, splits, *layout.strides, *plan.tan, *plan.pairs,
         scale, LANES=lanes, ODD=odd, KIND=plan.kind, BLOCK_C=block_c, BLOCK_P=block_p,
-        num_warps=SUM_WARPS,
+        num_warps=sizes.SUM_WARPS,
     )  # fmt: skip
     return Sums(count * splits, program, _finish(features, count * splits))
 
@@ -268,18 +212,23 @@ def _finish(features: int, parts: int) -> Program | None:
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
         finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
-        FOLLOWS=follows(AFTER), num_warps=8, registers=FEW_REGISTERS[0],
+        FOLLOWS=follows(AFTER), num_warps=8, registers=sizes.FEW_REGISTERS[0],
     )  # fmt: skip
+
+
+def _by_instructions(x: Tensor) -> bool:
+    """Whether there are instructions to move and round two features of 16 bits: from compute capability 8 on."""
+    return sizes.LANES_ASM and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 def _by_rows(plan: Plan, x: Tensor) -> bool:
     layout = plan.layout
-    return plan.kind == SHARED and layout.last and layout.features <= ROW_FEATURES and x.element_size() == 2
+    return plan.kind == SHARED and layout.last and layout.features <= sizes.ROW_FEATURES and x.element_size() == 2
 
 
 def _by_pairs(plan: Plan) -> bool:
     rows = plan.layout.rows
-    return plan.kind == SHARED and not plan.layout.last and rows >= PAIR_POSITIONS[rows % 2]
+    return plan.kind == SHARED and not plan.layout.last and rows >= sizes.PAIR_POSITIONS[rows % 2]
 
 
 def _dtype(x: Tensor) -> Any:
@@ -297,7 +246,7 @@ def _vector(x: Tensor, together: int) -> int:
 
 
 def _sum_registers(layout: Layout, x: Tensor, most: int) -> int:
-    return FEW_REGISTERS[0] if x.numel() <= FEW else most if _few_registers(layout, x) else 0
+    return sizes.FEW_REGISTERS[0] if x.numel() <= sizes.FEW else most if _few_registers(layout, x) else 0
 
 
 def _few_registers(layout: Layout, x: Tensor) -> bool:
@@ -317,14 +266,14 @@ def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int, int]:
     """Tile of features and rows, how many features a program walks, and its warps."""
     features, rows = layout.features, layout.rows
     if layout.last:
-        block_c = min(_even_block(features, GATHER_TILE), next_power_of_2(features))
-        block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(rows)))
-        return block_c, block_p, features, GATHER_WARPS[True]
+        block_c = min(_even_block(features, sizes.GATHER_TILE), next_power_of_2(features))
+        block_p = max(1, min(sizes.GATHER_TILE // block_c, next_power_of_2(rows)))
+        return block_c, block_p, features, sizes.GATHER_WARPS[True]
     block_p = min(next_power_of_2(rows), 64 if kind != SHARED else 1024)
-    block_c = max(1, min(GATHER_TILE // block_p, next_power_of_2(features)))
+    block_c = max(1, min(sizes.GATHER_TILE // block_p, next_power_of_2(features)))
     if kind != SHARED:  # partners differ by position: keep all the features of these positions at hand
-        return min(block_c, 32), block_p, features, GATHER_WARPS[False]
-    return block_c, block_p, block_c, GATHER_WARPS[False]
+        return min(block_c, 32), block_p, features, sizes.GATHER_WARPS[False]
+    return block_c, block_p, block_c, sizes.GATHER_WARPS[False]
 
 
 def _splits(rows: int, block: int, programs: int, others: int) -> int:
@@ -335,8 +284,8 @@ def _splits(rows: int, block: int, programs: int, others: int) -> int:
 def _sum_blocks(layout: Layout, rows: int, tile: int) -> tuple[int, int]:
     """Features and rows of a tile."""
     if layout.last:
-        block_c = _even_block(layout.features, SUM_FEATURES)
+        block_c = _even_block(layout.features, sizes.SUM_FEATURES)
         return block_c, max(1, min(tile // block_c, next_power_of_2(rows)))
     few = cdiv(tile, next_power_of_2(layout.features))
-    block_p = min(max(few, SUM_POSITIONS if tile > SMALL_TILE else SMALL_TILE), next_power_of_2(rows))
+    block_p = min(max(few, sizes.SUM_POSITIONS if tile > sizes.SMALL_TILE else sizes.SMALL_TILE), next_power_of_2(rows))
     return max(1, min(tile // block_p, next_power_of_2(layout.features))), block_p

@@ -12,15 +12,43 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "as_bits",
+    "as_numbers",
     "exchange_where",
+    "flat",
     "high_half",
     "low_half",
     "pack",
     "pack_lanes",
+    "signed_by",
     "swap_features",
     "swap_words",
     "unpack_lanes",
 ]
+
+
+@triton.jit
+def as_bits(values):
+    """Numbers of fp32 as integers."""
+    return values.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def as_numbers(values):
+    """The reverse."""
+    return values.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def flat(values):
+    """A tile (blocks, rows, more blocks, lanes) with its last two axes as one."""
+    return tl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] * values.shape[3]))
+
+
+@triton.jit
+def signed_by(t, negative):
+    """The bits ``t`` of fp32, negated where the lowest bit of ``negative`` is set."""
+    return as_numbers(t ^ (negative << 31))
 
 
 @triton.jit
