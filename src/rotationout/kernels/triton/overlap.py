@@ -5,6 +5,9 @@ Otherwise a GPU rests between two kernels until the first has ended in all its p
 - A kernel waits before it writes anything, and before it reads what a kernel before it may have written.
 - It lets the next one start only after it has waited. So whatever was launched before a kernel has ended when the next
   one starts; what that kernel itself writes is there once the next one has waited.
+
+What a kernel reads before it waits it reads past the L1 cache: nothing says that this has forgotten by then what memory
+held before.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

@@ -78,13 +78,15 @@ def rows_kernel(
     c = tl.arange(0, BLOCK_C)
     known = c < features
     wait_if(FOLLOWS == AFTER)
+    cache: tl.constexpr = ".cg" if FOLLOWS == BESIDE else ""
     at = (n * rows + p) * features + c[None, :]
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
-    one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
-    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
-    t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
-    u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)
-    signed = tl.load(code + n * code_n + c, mask=known, other=0).to(tl.int32)
+    one = tl.load(x + at, mask=above, other=0.0, cache_modifier=cache).to(tl.float32)
+    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0, cache_modifier=cache).to(tl.float32)
+    tan += n * tan_n
+    t = tl.load(tan + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0, cache_modifier=cache).to(tl.float32)
+    u = tl.load(tan + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0, cache_modifier=cache).to(tl.float32)
+    signed = tl.load(code + n * code_n + c, mask=known, other=0, cache_modifier=cache).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign

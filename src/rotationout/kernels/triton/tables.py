@@ -84,7 +84,8 @@ def pairs_kernel(
     n = (program // splits // strips).to(tl.int64)
     known = channel < features
     wait_if(FOLLOWS == AFTER)
-    signed = tl.load(code + n * code_n + channel, mask=known, other=-1).to(tl.int32)
+    cache: tl.constexpr = ".cg" if FOLLOWS == BESIDE else ""
+    signed = tl.load(code + n * code_n + channel, mask=known, other=-1, cache_modifier=cache).to(tl.int32)
     if tl.max(tl.max(signed, 0), 0) >= 0:
         paired = signed > 0
         partner = tl.where(paired, signed - 1, channel)
@@ -95,12 +96,12 @@ def pairs_kernel(
             inside = position < positions
             first = inside & (signed >= 0)
             second = inside & paired
-            u = tl.load(x + here + position, mask=first, other=0.0).to(tl.float32)
-            v = tl.load(x + there + position, mask=second, other=0.0).to(tl.float32)
+            u = tl.load(x + here + position, mask=first, other=0.0, cache_modifier=cache).to(tl.float32)
+            v = tl.load(x + there + position, mask=second, other=0.0, cache_modifier=cache).to(tl.float32)
             if TAN_EACH:
-                t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0).to(tl.float32)
+                t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0, cache_modifier=cache).to(tl.float32)
             else:
-                t = tl.load(tan + n * tan_n).to(tl.float32)
+                t = tl.load(tan + n * tan_n, cache_modifier=cache).to(tl.float32)
             if ADJOINT:
                 t = -t
             if tile == 0:
@@ -228,28 +229,9 @@ def gather_kernel(
         at = n * x_n + c.to(tl.int64) * x_c + p.to(tl.int64) * x_p
         own = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         turn = gather_turn(
-            x,
-            tan,
-            index,
-            draw_seed,
-            mean,
-            n,
-            c,
-            p,
-            features,
-            rows,
-            x_n,
-            x_c,
-            x_p,
-            tan_n,
-            tan_p,
-            index_n,
-            index_p,
-            KIND,
-            LANES,
-            ODD,
-            MEAN,
-        )
+            x, tan, index, draw_seed, mean, n, c, p, features, rows,
+            x_n, x_c, x_p, tan_n, tan_p, index_n, index_p, KIND, LANES, ODD, MEAN,
+        )  # fmt: skip
         turned = own - turn if ADJOINT else own + turn
         if SHIFT:
             s = tl.load(shift + c, mask=c < features, other=0.0)
@@ -299,27 +281,8 @@ def gather_sum_kernel(
     for tile in range(split, tl.cdiv(rows, BLOCK_P), splits):
         p = (tile * BLOCK_P + tl.arange(0, BLOCK_P))[None, :]
         total += gather_turn(
-            x,
-            tan,
-            index,
-            draw_seed,
-            x,
-            n,
-            c,
-            p,
-            features,
-            rows,
-            x_n,
-            x_c,
-            x_p,
-            tan_n,
-            tan_p,
-            index_n,
-            index_p,
-            KIND,
-            LANES,
-            ODD,
-            False,
-        )
+            x, tan, index, draw_seed, x, n, c, p, features, rows,
+            x_n, x_c, x_p, tan_n, tan_p, index_n, index_p, KIND, LANES, ODD, False,
+        )  # fmt: skip
     sums = tl.sum(total, axis=1) * scale
     tl.store(partial + part * features + feature, sums, mask=feature < features)
