@@ -165,6 +165,57 @@ def test_more_than_two_to_the_31_elements(channels_last: bool) -> None:
     torch.testing.assert_close(y[-64:].float().norm(dim=1), norms, rtol=1e-2, atol=1e-2)
 
 
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """To a hundredth of the largest number."""
+    assert (actual.float() - expected).abs().max() <= 1e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_mean_over_more_than_two_to_the_31_elements(channels_last: bool) -> None:
+    """Only the last example is not 0: what arrives in the first has gone through the mean."""
+    from rotationout.kernels import reference
+    from rotationout.kernels.triton import rotate_centred, sample
+
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.empty(33, 1024, 256, 256, device="cuda", dtype=torch.bfloat16, memory_format=order).zero_()
+    x[-1] = torch.randn(1024, 256, 256, device="cuda") + 1
+    tan, index, _ = sample((33, 1, 1), (33, 256, 256), 1024, 0.3, structured=False, device="cuda")
+    last = x[-1:].float()
+    mean = last.mean((0, 2, 3)) / 33
+    y = rotate_centred(x, None, tan, index, None, 1, False)
+    assert_near(y[:1], reference.rotate(torch.zeros_like(last), mean, tan[:1], index[:1], None, 1, False))
+    assert_near(y[-1:], reference.rotate(last, mean, tan[-1:], index[-1:], None, 1, False))
+    turned = reference.rotate(last, None, tan[-1:], index[-1:], None, 1, True)
+    back = (last - turned).mean((0, 2, 3)) / 33
+    y = rotate_centred(x, None, tan, index, None, 1, True)
+    assert_near(y[:1].movedim(1, -1), back)
+    assert_near(y[-1:], turned + back[:, None, None])
+
+
+def test_a_mean_of_structured_turns_over_more_than_two_to_the_31_elements() -> None:
+    """The same for rows; the tables of their draws tell the reference what those at either end are."""
+    from rotationout.kernels import reference
+    from rotationout.kernels.triton import layout, rotate_centred, sample
+
+    rows, some = 2**21 + 2**10, 2048
+    x = torch.zeros(rows, 1024, device="cuda", dtype=torch.bfloat16)
+    assert x.numel() > 2**31
+    x[-some:] = torch.randn(some, 1024, device="cuda") + 1
+    tan, index, seed = sample((rows,), (rows,), 1024, 0.3, structured=True, device="cuda")
+    assert seed is not None
+    table = layout._table(index, seed, 1024)
+    first, last = ((x[part].float(), tan[part], table[part]) for part in (slice(some), slice(-some, None)))
+    mean = last[0].sum(0) / rows
+    y = rotate_centred(x, None, tan, index, seed, 1, False)
+    for made, (given, angles, pairs) in ((y[:some], first), (y[-some:], last)):
+        assert_near(made, reference.rotate(given, mean, angles, pairs, None, 1, False))
+    turned = reference.rotate(last[0], None, *last[1:], None, 1, True)
+    back = (last[0] - turned).sum(0) / rows
+    y = rotate_centred(x, None, tan, index, seed, 1, True)
+    assert_near(y[:some], back)
+    assert_near(y[-some:], turned + back)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("structured", [False, True])
 def test_the_operators_that_torch_compile_sees(channels_last: bool, structured: bool) -> None:
@@ -261,3 +312,41 @@ def test_kernels_that_overlap_on_two_streams(shape: tuple[int, ...], channels_la
         torch.cuda.synchronize()
         for steps in captured:
             assert_turned(steps)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_kernels_that_overlap_follow_copies_and_other_streams(joined: bool) -> None:
+    """What comes before in a graph need not be a kernel: a copy, or the end of another stream's work."""
+    from rotationout.kernels.triton import rotate_centred, sample
+
+    source = torch.empty(128, 64, 8, 8, device="cuda", dtype=torch.bfloat16).normal_()
+    x, side = torch.empty_like(source), torch.cuda.Stream()
+    tan, index, _ = sample((128, 1, 1), (128, 8, 8), 64, 0.3, structured=False, device="cuda")
+
+    def work() -> tuple[Tensor, ...]:
+        current = torch.cuda.current_stream()
+        if joined:
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                x.copy_(source)
+            current.wait_stream(side)
+        else:
+            x.copy_(source)
+        y = rotate_centred(x, None, tan, index, None, 1, False)
+        return x, y, rotate_centred(y, None, tan, index, None, 1, True), tan, index
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        made = work()
+    torch.cuda.synchronize()
+    assert_turned([made])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = work()
+    for _ in range(20):
+        source.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(x, source)
+        assert_turned([captured])
