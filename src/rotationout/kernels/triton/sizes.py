@@ -26,8 +26,8 @@ ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
-"""Elements and warps of a program, twice as many for features of 32 bits: for up to 1024 features, if a power of two or
-not; and for more,"""
+"""Elements of a program and its warps, of which there are twice as many for features of 32 bits: for up to 1024
+features, if a power of two or not; and for more,"""
 LANES_BLOCKS = 2
 """pairs of groups that a thread turns of the same row, so that what depends on the row is worked out once for them,"""
 LANES_REGISTERS = 80, 80, 0
