@@ -18,6 +18,7 @@ from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
 from rotationout.report.curves import curves_figure
 from rotationout.report.gallery.catalogue import all_figures
+from rotationout.report.page import Section, Table, render
 from rotationout.report.table1 import table1
 from rotationout.report.table3 import table3, verdict
 from rotationout.report.table4 import table4
@@ -156,6 +157,13 @@ def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
     assert outcome.startswith("Rotation is ")
     assert states()["Table 3"] == ["0 of 8 rows", f"{len(rows)} of 5 rows, n ≥ {fewest}", f"bccd: {outcome}"]
     assert states()["Figure 1"] == ["computed", "–", "–"]
+
+
+def test_sentences_in_cells_are_wrapped() -> None:
+    table = Table(["row", "%", "what came out"], [["none", "70.1", "ahead of nothing, " * 3]])
+    page = render("title", "lead", [Section("a part", [], table)], "footer")
+    assert "<td>70.1</td>" in page
+    assert '<td class="words">ahead of' in page
 
 
 def test_every_table_has_a_verdict() -> None:
