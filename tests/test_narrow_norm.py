@@ -99,7 +99,7 @@ def test_what_was_rounded_to_zero_was_not_let_through() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, which interprets
 def test_gradients_that_overflowed_are_seen(value: float, added: bool) -> None:
     """By whoever scales losses, in every parameter's gradient; but not where the ReLU let nothing through."""
-    norm = layer(16)
+    norm = nn.BatchNorm2d(16).to(DEVICE)
     x, residual = leaves(maps(2, 16, 4, 4, dtype=HALF), maps(2, 16, 4, 4, dtype=HALF) if added else None)
     y = fused(norm, x, residual, True)
     dead, alive = (y[0, 3] <= 0).nonzero()[0], (y[0, 5] > 0).nonzero()[0]
