@@ -57,7 +57,7 @@ class Normalisation(torch.autograd.Function):
         running: changed in place.
         eps: ε.
         relu: whether there is one.
-        sums: of x and of its squares, both less ``running.mean``, over some positions each, (parts, 2, C); or None.
+        sums: of x − ``running.mean`` and of its square, over some positions each, (parts, 2, C); or None.
     """
 
     @staticmethod
