@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from rotationout.experiments.narrow import layers as narrow
 from rotationout.experiments.narrow import tiles
 from rotationout.recipes.cifar100 import TABLES
 
+from .narrow_tiles import SEARCHED, TOUCHED, parsed, set_to
 from .records import RESULTS, write
 
 BATCH = 128
@@ -37,50 +37,6 @@ LAYERS = {16: 32, 32: 16, 64: 8}
 ROWS = ("none", "rotation default sigma 0.500")
 CALLS, REPLAYS = 20, 10
 """Of a layer in a graph, and of the graph."""
-KINDS: dict[str, dict[int, Any]] = {
-    "convolved": tiles.CONVOLVED,
-    "weighed": tiles.WEIGHED,
-    "normalised": tiles.NORMALISED,
-    "reversed": tiles.REVERSED,
-}
-TOUCHED = {
-    "convolved": ("convolution", "convolution, sums", "gradient of input"),
-    "weighed": ("gradient of weight",),
-    "normalised": ("norm", "norm after sums", "norm and gradient"),
-    "reversed": ("norm and gradient",),
-}
-"""What each of these tables decides about."""
-SEARCHED: dict[str, dict[int, list[tuple[int, ...]]]] = {
-    "convolved": {
-        16: [
-            (128, 1, 8),
-            (32, 1, 2, 1, 0, 4),
-            (32, 1, 2, 1, 0, 16),
-            (64, 1, 2, 1, 0, 4),
-            (64, 1, 2, 1, 0, 8),
-            (64, 1, 4, 1, 0, 8),
-            (32, 1, 1, 1, 0, 4),
-        ],
-        32: [(128, 1, 8), (32, 1, 2, 1, 0, 4), (32, 1, 2, 1, 0, 8), (64, 1, 4, 1, 0, 4), (64, 1, 4, 1, 0, 8)],
-        64: [(64, 1, 8), (64, 1, 8, 1, 0, 4)],
-    },
-    "weighed": {
-        16: [(128, 3, 8, 1, 264), (128, 9, 4, 1, 132), (128, 9, 4, 1, 528), (256, 9, 8, 1, 264), (128, 9, 4, 2, 264)],
-        32: [(128, 3, 8, 1, 132), (64, 9, 8, 1, 132), (128, 9, 8, 1, 264), (64, 9, 4, 1, 132), (64, 9, 8, 2, 132)],
-        64: [(128, 1, 8, 1, 96), (128, 1, 8, 1, 192), (64, 1, 4, 3, 96), (64, 1, 4, 3, 132), (64, 1, 4, 2, 96)],
-    },
-    "normalised": {
-        16: [(4096, 4, 128), (4096, 8, 128), (4096, 4, 256), (2048, 4, 256)],
-        32: [(4096, 4, 256), (2048, 4, 128), (8192, 8, 128)],
-        64: [(4096, 4, 128), (2048, 4, 64), (2048, 2, 128)],
-    },
-    "reversed": {
-        16: [(8192, 8, 128), (4096, 4, 256), (4096, 8, 256), (2048, 4, 256)],
-        32: [(8192, 8, 128), (4096, 4, 256), (2048, 4, 128)],
-        64: [(4096, 4, 128), (2048, 4, 128), (2048, 2, 128)],
-    },
-}
-"""What ``--search`` tries besides what there is."""
 
 
 def _without_strips() -> None:
@@ -201,32 +157,6 @@ def time_layers() -> list[dict[str, Any]]:
             shown = ", ".join(f"{way} {value:6.2f} µs" for way, value in found.items())
             print(f"{channels:2} × {size}²  {name:18} {shown}", flush=True)
     return rows
-
-
-def parsed(text: str) -> tuple[str, int, tuple[int, ...]]:
-    """A table of tiles, channels, and the tile.
-
-    >>> parsed("convolved:16=256,3,8")
-    ('convolved', 16, (256, 3, 8))
-    """
-    where, _, numbers = text.partition("=")
-    kind, _, channels = where.partition(":")
-    if kind not in KINDS or not channels.isdigit() or int(channels) not in LAYERS:
-        known = ", ".join(KINDS)
-        raise argparse.ArgumentTypeError(f"{text!r} is no KIND:CHANNELS=NUMBERS, KIND one of {known}, 16, 32 or 64")
-    return kind, int(channels), tuple(int(number) for number in numbers.split(","))
-
-
-@contextmanager
-def set_to(kind: str, channels: int, numbers: tuple[int, ...]) -> Iterator[None]:
-    """Where a kernel has this tile."""
-    table = KINDS[kind]
-    kept = table[channels]
-    table[channels] = type(kept)(*numbers)
-    try:
-        yield
-    finally:
-        table[channels] = kept
 
 
 def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]]) -> list[dict[str, Any]]:

@@ -45,7 +45,8 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def filled(*args: Any, **kwargs: Any) -> Tensor:
             fresh = make(*args, **kwargs)
-            return fresh.fill_(float("nan")) if fresh.is_floating_point() else fresh.fill_(99)
+            fresh.detach().fill_(float("nan") if fresh.is_floating_point() else 99)
+            return fresh
 
         return filled
 

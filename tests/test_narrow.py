@@ -16,6 +16,7 @@ from tests.narrow_maps import _exact as _exact
 from tests.narrow_maps import small_tiles as small_tiles
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from rotationout.experiments.narrow import layers
 from rotationout.experiments.narrow.batchnorm import Normalisation
@@ -95,6 +96,51 @@ def test_sums_go_to_the_norm_that_follows(
     given.clear()
     network.eval()(x)
     assert not given
+
+
+def through_twice(block: nn.Module, x: Tensor) -> Tensor:
+    """Also past itself, so that gradients of one output come from three places."""
+    y = block(x)
+    return block(y) + y.square()
+
+
+def frozen(block: nn.Module, x: Tensor) -> Tensor:
+    block.conv1.weight.requires_grad_(False)
+    block.bn2.weight.requires_grad_(False)
+    return block(x)
+
+
+def with_kept_statistics(block: nn.Module, x: Tensor) -> Tensor:
+    block.bn1.eval()
+    return block(x)
+
+
+def found_again(block: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = checkpoint(block, x, use_reentrant=False)
+    return y
+
+
+@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.parametrize("use", [through_twice, frozen, with_kept_statistics, found_again])
+def test_blocks_may_be_used_as_torchs(use: Any) -> None:
+    plain, ours = (ResNet(1, 3, fused=fused).stages[0].to(DEVICE).to(memory_format=LAST) for fused in (False, True))
+    ours.load_state_dict(plain.state_dict())
+    x, given = maps(2, 16, 5, 7), maps(2, 16, 5, 7)
+
+    def maps_of(block: nn.Module) -> tuple[Tensor, Tensor]:
+        (start,) = leaves(x)
+        for _ in range(2):  # gradients add up
+            end = use(block, start)
+            end.backward(given)
+        return end.detach(), start.grad
+
+    for mine, theirs in zip(maps_of(ours), maps_of(plain), strict=True):
+        assert error(mine, theirs.double()) < 1e-4
+    for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        assert mine.grad is None or error(mine.grad, theirs.grad.double()) < 1e-4, name
+    for name, value in plain.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lies", ["expanded", "contiguous"])

@@ -14,8 +14,11 @@ from tests.narrow_maps import HALF, all_of, error, fused, layer, leaves, maps, n
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
 from tests.narrow_maps import small_tiles as small_tiles
+from torch import nn
 
 from rotationout.experiments.narrow import batchnorm
+from rotationout.experiments.narrow.batchnorm import Normalisation, Running
+from rotationout.experiments.narrow.convolving import convolve
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 
@@ -78,6 +81,35 @@ def test_what_the_relu_let_through_is_found_again_or_read(again: bool, monkeypat
     assert error(x.grad, exact.grad) < 2 * torch.finfo(HALF).eps
 
 
+def test_what_was_rounded_to_zero_was_not_let_through() -> None:
+    """In fp16, of which many numbers here are too small: torch asks y, as it was stored."""
+    norm = layer(16)
+    nn.init.constant_(norm.weight, 2.0**-25)
+    nn.init.zeros_(norm.bias)
+    (x,) = leaves(maps(6, 16, 8, 8, dtype=torch.float16))
+    y = fused(norm, x, None, True)
+    y.backward(torch.ones_like(y))
+    through = (y > 0).sum((0, 2, 3)).tolist()
+    assert norm.bias.grad.tolist() == through
+    assert 0 < sum(through) < 0.3 * y.numel()
+
+
+@pytest.mark.parametrize("added", [True, False], ids=["residual", "alone"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")], ids=str)
+@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, which interprets
+def test_gradients_that_overflowed_are_seen(value: float, added: bool) -> None:
+    """By whoever scales losses, in every parameter's gradient; but not where the ReLU let nothing through."""
+    norm = nn.BatchNorm2d(16).to(DEVICE)
+    x, residual = leaves(maps(2, 16, 4, 4, dtype=HALF), maps(2, 16, 4, 4, dtype=HALF) if added else None)
+    y = fused(norm, x, residual, True)
+    dead, alive = (y[0, 3] <= 0).nonzero()[0], (y[0, 5] > 0).nonzero()[0]
+    given = maps(2, 16, 4, 4, dtype=HALF)
+    given[0, 3, dead[0], dead[1]] = given[0, 5, alive[0], alive[1]] = value
+    y.backward(given)
+    for gradient in (norm.weight.grad, norm.bias.grad, x.grad.float().sum((0, 2, 3))):
+        assert gradient.isfinite().tolist() == [channel != 5 for channel in range(16)]
+
+
 def test_sums_far_from_a_constant_leave_a_variance_of_zero() -> None:
     """What rounding leaves of it may not be below zero: its root would be no number."""
     norm = layer(16)
@@ -85,6 +117,28 @@ def test_sums_far_from_a_constant_leave_a_variance_of_zero() -> None:
     y = fused(norm, x.contiguous(memory_format=torch.channels_last), None, False, summed=True)
     assert y.isfinite().all()
     assert (norm.running_var >= 0.7 - 1e-6).all()  # 1 − momentum of what it was
+
+
+@pytest.mark.parametrize(("apart", "tolerance"), [(0, 1e-6), (1, 2e-6), (10, 1e-4), (100, 1e-2)])
+def test_statistics_after_a_convolution(apart: float, tolerance: float) -> None:
+    """Of maps that lie so many deviations from the running mean, as a new network's may.
+
+    Variances lose as many digits as there are in the square of that; the next batches are nearer.
+    """
+    norm, weight = layer(16), torch.zeros(16, 16, 3, 3).to(DEVICE)
+    weight[:, :, 1, 1] = torch.eye(16)
+    x = (maps(8, 16, 20, 20) + apart).to(HALF)
+    y, sums = convolve(x, weight, mirrored=False, origin=norm.running_mean)
+    assert torch.equal(y, x)
+    running = Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, 1.0)
+    Normalisation.apply(y, None, norm.weight, norm.bias, running, norm.eps, False, sums)
+    exact = x.double()
+    assert error(norm.running_mean, exact.mean((0, 2, 3))) < 1e-6
+    assert error(norm.running_var, exact.var((0, 2, 3))) < tolerance
+    assert norm.num_batches_tracked == 1
+    sums = convolve(x, weight, mirrored=False, origin=norm.running_mean)[1]
+    Normalisation.apply(y, None, norm.weight, norm.bias, running, norm.eps, False, sums)
+    assert error(norm.running_var, exact.var((0, 2, 3))) < 2e-6
 
 
 @pytest.mark.parametrize("summed", [False, True], ids=["on its own", "after a convolution"])

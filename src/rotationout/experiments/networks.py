@@ -56,6 +56,7 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, x, sums = convolve_beside(self.conv1, self.noise1(x), x, self.fused, norm=self.bn1)
         noisy = self.noise_a(y)
+        # The sums are of y, and say nothing of what a noise made of it.
         y = normalise(self.bn1, noisy, sums=sums if noisy is y else None, fused=self.fused)
         y, sums = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2)
         return normalise(self.bn2, y, self.shortcut(x), sums=sums, fused=self.fused)

@@ -7,7 +7,8 @@ that nothing depends on how programs run, and the last goes over the maps once m
 Variances are sums of squares about a value of the data, the first of each part and channel, which is as far from the
 mean as data are (Chan, Golub and LeVeque 1983): nothing cancels where the mean is large. Parts then have means and
 sums of squares about these, which Chan's formula combines. A convolution that x comes from can take the sums instead,
-about the running mean, which is soon as near. Import this only where triton is installed.
+about the running mean, which is soon as near; until then variances have fewer digits. Import this only where triton is
+installed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Normalisation(torch.autograd.Function):
         running: changed in place.
         eps: ε.
         relu: whether there is one.
-        sums: of x and of its squares, both less ``running.mean``, over some positions each, (parts, 2, C); or None.
+        sums: of x − ``running.mean`` and of its square, over some positions each, (parts, 2, C); or None.
     """
 
     @staticmethod

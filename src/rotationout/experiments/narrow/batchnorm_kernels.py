@@ -141,7 +141,7 @@ def normalise_kernel(
     if RESIDUAL:
         added = tl.load(residual + at, mask=inside, other=0.0)
     mean, _, factor, offset = channels(saved, weight, bias, C, BLOCK_C)
-    found = (value.to(tl.float32) - mean[None, :]) * factor[None, :] + offset[None, :]
+    found = scaled(value.to(tl.float32) - mean[None, :], factor, offset)
     if RESIDUAL:
         found += added.to(tl.float32)
     if RELU:
@@ -160,13 +160,24 @@ def channels(saved, weight, bias, C: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
+def scaled(distance, factor, offset):
+    """What was so far from the mean, normalised: here for all, so that gradients find the same bits again."""
+    return distance * factor[None, :] + offset[None, :]
+
+
+@triton.jit
 def passed(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr):
-    """The gradient before the ReLU, whose mask is found in y, or again from x: its distance from the mean is given."""
+    """The gradient before the ReLU, whose mask is found in y, or again from x: its distance from the mean is given.
+
+    Found again it is that of y as it was stored: in fp16 half of the least number, and less, was rounded to zero. The
+    other precisions have the exponents of fp32.
+    """
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     if MASK == "output":
         g = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) <= 0, 0.0, g)
     if MASK == "input":
-        g = tl.where(distance * factor[None, :] + offset[None, :] <= 0, 0.0, g)
+        least: tl.constexpr = 2.0**-25 if y.dtype.element_ty == tl.float16 else 0.0
+        g = tl.where(scaled(distance, factor, offset) <= least, 0.0, g)
     return g
 
 

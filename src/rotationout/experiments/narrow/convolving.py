@@ -32,7 +32,8 @@ def convolve(
         weight: (O, C, 3, 3), or (C, O, 3, 3) if it is mirrored.
         mirrored: for the gradient of the input.
         added: to the convolution, before it is rounded.
-        origin: (O,); if it is given, the sums are those of (y − origin) and of its square over some positions each.
+        origin: (O,); if it is given, the sums are those of (y − origin) and of its square over some positions each: of
+            y as it is stored, which is what BatchNorm will read.
 
     Returns:
         y, and sums (parts, 2, O) in fp32 or None.
@@ -124,10 +125,11 @@ def _convolve_kernel(
     inside = (p < count)[:, None] & (o < O)[None, :]
     if ADDED:
         total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + at, total.to(kind), mask=inside)
+    rounded = total.to(kind)
+    tl.store(y + at, rounded, mask=inside)
     if SUMS:
         middle = tl.load(origin + o, mask=o < O, other=0.0)
-        once = tl.where(inside, total - middle[None, :], 0.0)
+        once = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
         _keep_sums(sums, tl.program_id(0), once, once * once, o, O)
 
 
@@ -201,9 +203,10 @@ def _strip_kernel(
         below = _three(a, b, d, up_left, up, up_right, tl.zeros((BLOCK_P, BLOCK_O), tl.float32), PRECISION)
         if ADDED:
             above += beside.to(tl.float32)
-        tl.store(y + place, above.to(kind), mask=whole)
+        rounded = above.to(kind)
+        tl.store(y + place, rounded, mask=whole)
         if SUMS:
-            distance = tl.where(whole, above - middle[None, :], 0.0)
+            distance = tl.where(whole, rounded.to(tl.float32) - middle[None, :], 0.0)
             once += distance
             squared += distance * distance
         above, here = here, below

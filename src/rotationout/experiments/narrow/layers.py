@@ -40,7 +40,8 @@ def convolve(
         norm: what comes next. If it takes statistics of the batch, the kernel can take sums for them on its way.
 
     Returns:
-        The maps; and the sums, which `normalise` takes with these maps and no other, or None.
+        The maps; and the sums, which `normalise` takes with these maps, unchanged, and before that norm sees any other;
+        or None.
 
     >>> maps, sums = convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8))
     >>> maps.shape, sums
@@ -97,7 +98,7 @@ def normalise(
         norm: any module; kernels there are for BatchNorm in training.
         x: (N, C, H, W).
         residual: what is added, if anything; as large as x.
-        sums: that `convolve` gave with x and this norm, if it did.
+        sums: that `convolve` gave with x and this norm, if it did: about its running mean, which must still be that.
         relu: whether there is one.
         fused: whether to use kernels where there are some.
 

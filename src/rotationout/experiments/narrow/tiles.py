@@ -65,7 +65,7 @@ CONVOLVED = {16: Tile(32, 1, 2, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)
 WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 66)}
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
 ADDED = 128, 2048
-"""Parts at most, and numbers in all, that a program reads at once where such gradients are finished."""
+"""Parts at most, and numbers in all, that a program reads at once where sums for gradients are finished."""
 NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
 """Of BatchNorm, by its channels."""
 REVERSED = {16: Sums(4096, 4, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
