@@ -55,8 +55,6 @@ CASES = [
 ]
 """Maps have the default draw, a permutation for each example; rows a structured pairing each. Stages: of ResNet-50."""
 IDEAS: dict[str, tuple[Values, list[Case]]] = {
-    "order": ({"BACK": False}, [LARGE, LARGE_LAST, STAGE_3, LONG_ROWS]),
-    "cache": ({"READ": ""}, [LARGE, LARGE_LAST, STAGE_3, LONG_ROWS]),
     "registers": (
         {"SUM_REGISTERS": (0, 0), "LANES_SUM_REGISTERS": (0, 0), "LANES_REGISTERS": (0, 0, 0)},
         [LARGE, LARGE_LAST, ROWS, LONG_ROWS, LONG_ROWS_FP32],
@@ -68,7 +66,6 @@ IDEAS: dict[str, tuple[Values, list[Case]]] = {
     "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
     "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
-    "gather tiles": ({"GATHER_ROWS": (2**31, 2**31)}, [STAGE_4, STAGE_4_SMALL, WIDE]),
     "rows of 256 at most": ({"ROW_FEATURES": 512}, [STAGE_4, STAGE_4_SMALL]),
     "rows of any registers": ({"ROW_REGISTERS": 80}, [LARGE_LAST, STAGE_3]),
 }

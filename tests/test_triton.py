@@ -39,13 +39,6 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "maps of one position": ((3, 16, 1, 1), 1, "contiguous"),
     "one vector": ((12,), 0, "contiguous"),
 }
-# Each with another program that turns: pairs of channels, rows in shared memory, a table through the cache, lanes.
-TURNS = [
-    ("large maps", "table", torch.float32),
-    ("channels last", "table", torch.bfloat16),
-    ("channels last", "table", torch.float32),
-    ("rows", "structured", torch.float16),
-]
 
 
 def _features(layout: str, dtype: torch.dtype) -> tuple[Tensor, int]:
@@ -242,30 +235,6 @@ def test_the_bits_of_signs_are_those_of_the_pairing() -> None:
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize(("layout", "kind", "dtype"), TURNS)
-def test_the_order_of_programs_makes_no_difference(
-    layout: str, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(11)
-    monkeypatch.setattr(choose, "ONCE", 0)
-    for name in ("PAIR_TILE", "ROW_TILE", "LANES_TILE"):
-        monkeypatch.setattr(choose, name, (32,) * len(getattr(choose, name)))
-    x, dim = _features(layout, dtype)
-    draw = _draw(x, dim, kind, "row" if kind == "structured" else "example", "row")
-    results = []
-    for back in (False, True):
-        monkeypatch.setattr(choose, "BACK", back)
-        monkeypatch.setattr(arrangements, "_plans", {})
-        results.append(rotate_centred(x, None, *draw, dim, False))
-        (plan,) = arrangements._plans.values()
-        (program,) = plan[0].programs.values()
-        assert program.grid[0] > 1
-        assert program.constants["BACK"] == back
-    assert torch.equal(*results)
-    _assert_close(results[0], reference.rotate_centred(x.float(), None, *draw, dim, False), dtype)
-
-
-@pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("elements", [0, choose.SMALL_ROWS])
 def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     elements: int, monkeypatch: pytest.MonkeyPatch
@@ -282,20 +251,6 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     left = [sums for plan, _ in arrangements._plans.values() for sums in plan.sums.values() if sums.finish is None]
     assert len(left) == (3 if elements else 0)  # not where examples have pairings of their own
     assert all(sums.parts > 1 for sums in left)
-
-
-@pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("rows", [1, 4, 16, 2**31])
-def test_rows_that_share_a_table_in_tiles_of_any_size(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(13)
-    monkeypatch.setattr(choose, "GATHER_ROWS", (rows, rows))
-    monkeypatch.setattr(choose, "GATHER_FEATURES", 16)
-    monkeypatch.setattr(arrangements, "_plans", {})
-    for layout, adjoint in itertools.product(("channels last", "tokens", "rows of odd D"), (False, True)):
-        x, dim = _features(layout, torch.float32)
-        draw = _draw(x, dim, "table", "batch", "row")
-        expected = reference.rotate_centred(x, None, *draw, dim, adjoint)
-        _assert_close(rotate_centred(x, None, *draw, dim, adjoint), expected, x.dtype)
 
 
 @pytest.mark.parametrize("features", [2, 3, 6, 33, 64])

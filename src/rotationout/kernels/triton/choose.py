@@ -1,7 +1,7 @@
 """Which program turns or adds up the features of a plan, and the size of its tiles.
 
-They were found by measurement on an H200; those of sums, of rows that share a table, limits of registers and the order
-of programs by what a compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200; those of sums and registers by what a compiler makes of them for it.
+``python -m benchmarks.centred --without`` measures them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ ROW_TILE, ROW_WARPS, ROW_REGISTERS = (512, 1024), (1, 2), 0
 """Words that are exchanged at once and warps, for up to 64 features and more; registers about a mean (0: no limit)."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
-GATHER_ROWS, GATHER_FEATURES, GATHER_ROWS_WARPS = (16, 32), 128, 8
-"""Rows of a tile, for fewer elements than SMALL and for more, its features and warps, where rows share a table: it has
-fewer entries than there are threads, so that each thread loads those of its own features."""
 LANES_TILE, LANES_WARPS = (1024, 512, 2048), (1, 1, 4)
 """Elements and warps of a program: for up to 1024 features, if a power of two or not; and for more."""
 LANES_REGISTERS = 80, 80, 0
 """The most registers of a thread about a mean, 0 if there is no limit."""
-BACK, READ = True, "evict_first"
-"""Features that a sum has read are turned from their end, where it was last, and what is read then is not kept."""
 SUM_TILE, SUM_WARPS, SUM_REGISTERS = 8192, 8, (80, 64)
 """Elements of a tile and warps of a sum, registers on maps and with the features last,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
@@ -83,8 +78,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
     features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x
-    common = {"BACK": BACK and again, "ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
-    read = READ if again else ""
+    common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
     if _by_pairs(plan):
         small = rows <= 64
         block = min(PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -94,7 +88,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, READ=read, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=PAIR_WARPS[small],
         )  # fmt: skip
     if _by_rows(plan, x):
@@ -103,7 +97,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         block_r = max(1, min(ROW_TILE[wide] // block_c, next_power_of_2(rows)))
         return Program(
             rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, READ=read, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
+            **common, DTYPE=_dtype(x), BLOCK_C=block_c, BLOCK_R=block_r, num_warps=ROW_WARPS[wide],
             registers=ROW_REGISTERS if again else 0,
         )  # fmt: skip
 
@@ -116,7 +110,7 @@ def turn(plan: Plan, x: Tensor, adjoint: bool, parts: tuple[int, int], weighted:
         words = packed and features % 4 == 0 and parts == (0, 0)
         return Program(
             lanes_kernel, count * cdiv(rows, block_r), features, rows, *plan.tan, *plan.pairs, *weight,
-            **common, **form, READ=read, PACKED=_dtype(x) if words else None,
+            **common, **form, PACKED=_dtype(x) if words else None,
             BLOCK_R=block_r, BLOCK_B=block_b, words=2 * words, num_warps=LANES_WARPS[size],
             registers=LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
@@ -255,9 +249,6 @@ def _even_block(count: int, limit: int) -> int:
 def _gather_blocks(layout: Layout, kind: int) -> tuple[int, int, int, int]:
     """Tile of features and rows, how many features a program walks, and its warps."""
     features, rows = layout.features, layout.rows
-    shared_rows = GATHER_ROWS[layout.n * rows * features >= SMALL]
-    if layout.last and kind == SHARED and rows >= shared_rows:
-        return _even_block(features, GATHER_FEATURES), shared_rows, features, GATHER_ROWS_WARPS
     if layout.last:
         block_c = min(_even_block(features, GATHER_TILE), next_power_of_2(features))
         block_p = max(1, min(GATHER_TILE // block_c, next_power_of_2(rows)))

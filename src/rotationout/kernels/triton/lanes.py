@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from .pairing import first_state, games, sign_bits
-from .tables import number_of_program
 
 __all__ = [
     "high_half",
@@ -101,8 +100,6 @@ def lanes_kernel(
     index_p,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
-    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     LANES: tl.constexpr,
     ODD: tl.constexpr,
@@ -119,7 +116,7 @@ def lanes_kernel(
     word; then there is no mean and no shift.
     """
     tiles = tl.cdiv(rows, BLOCK_R)
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     n = (program // tiles).to(tl.int64)
     start = (program % tiles).to(tl.int64) * BLOCK_R
     row = tl.arange(0, BLOCK_R)[:, None]
@@ -144,8 +141,8 @@ def lanes_kernel(
             low = low[:, :, None]
             mask = tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
             u, v = exchange_where(
-                tl.load(x + base + at_one, mask=valid, other=0, eviction_policy=READ),
-                tl.load(x + base + at_two, mask=valid, other=0, eviction_policy=READ),
+                tl.load(x + base + at_one, mask=valid, other=0),
+                tl.load(x + base + at_two, mask=valid, other=0),
                 mask,
             )
             flip = flip[:, :, None]
@@ -167,8 +164,8 @@ def lanes_kernel(
             at_one = (row * features)[:, :, None] + c_one
             at_two = (row * features)[:, :, None] + c_two
             mask = tl.where((low[:, :, None] & lane) != 0, -1, 0)
-            own = tl.load(x + base + at_one, mask=valid, other=0.0, eviction_policy=READ).to(tl.float32)
-            other = tl.load(x + base + at_two, mask=valid, other=0.0, eviction_policy=READ).to(tl.float32)
+            own = tl.load(x + base + at_one, mask=valid, other=0.0).to(tl.float32)
+            other = tl.load(x + base + at_two, mask=valid, other=0.0).to(tl.float32)
             u, v = own, other
             if MEAN:
                 u -= tl.load(mean + c_one, mask=valid, other=0.0)

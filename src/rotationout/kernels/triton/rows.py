@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .lanes import high_half, low_half, pack
-from .tables import number_of_program, whole
+from .tables import whole
 
 __all__ = ["rows_kernel"]
 
@@ -41,8 +41,6 @@ def rows_kernel(
     code_n,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
-    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     MEAN: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -57,7 +55,7 @@ def rows_kernel(
     SHIFT say in how many parts the mean and the shift come, to be added up.
     """
     tiles = tl.cdiv(rows, 2 * BLOCK_R)
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     n = (program // tiles).to(tl.int64)
     p = program % tiles * (2 * BLOCK_R) + tl.arange(0, BLOCK_R)[:, None]
     q = p + BLOCK_R
@@ -72,8 +70,8 @@ def rows_kernel(
 
     at = (n * rows + p) * features + c[None, :]
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
-    one = tl.load(x + at, mask=above, other=0.0, eviction_policy=READ).to(tl.float32)
-    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0, eviction_policy=READ).to(tl.float32)
+    one = tl.load(x + at, mask=above, other=0.0).to(tl.float32)
+    two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0).to(tl.float32)
     words = tl.gather(pack(one, two, DTYPE), tl.broadcast_to(partner[None, :], (BLOCK_R, BLOCK_C)), 1)
     t = tl.load(tan + n * tan_n + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0).to(tl.float32)
     u = tl.load(tan + n * tan_n + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0).to(tl.float32)

@@ -40,8 +40,8 @@ def sum_kernel(
 ):
     """Weighted sums of every feature over ``per_outer`` values of n and one of ``splits`` of the rows, times ``scale``.
 
-    Programs take turns, each a tile of rows, so that they walk through memory side by side and leave the end of x in
-    the cache: where the programs that turn it begin. With CODE the pairing A is applied to the sums: on maps every n
+    Programs take turns, each a tile of rows, so that they walk through memory side by side.
+    With CODE the pairing A is applied to the sums: on maps every n
     has its own, and a channel adds up its partner's rows; with the features last it holds for all that a program adds,
     and a sum is stored where its partner is. ``pieces`` times PIECE is the number of rows: so the compiler knows what
     divides it. TOGETHER values of n are read at a time; if more than one, all the rows of each. PADDED: rows of weight

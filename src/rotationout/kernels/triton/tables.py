@@ -21,7 +21,6 @@ __all__ = [
     "STRUCTURED",
     "gather_kernel",
     "gather_sum_kernel",
-    "number_of_program",
     "pairs_kernel",
     "whole",
 ]
@@ -32,15 +31,6 @@ EACH: tl.constexpr = tl.constexpr(1)
 """A table for every p."""
 STRUCTURED: tl.constexpr = tl.constexpr(2)
 """A structured draw for every p."""
-
-
-@triton.jit
-def number_of_program(BACK: tl.constexpr):
-    """The number of a program that turns features; counted from the end with BACK.
-
-    Then the sum that the turn waits for has just read what comes first, and it may still be in the cache.
-    """
-    return tl.num_programs(0) - 1 - tl.program_id(0) if BACK else tl.program_id(0)
 
 
 @triton.jit
@@ -69,8 +59,6 @@ def pairs_kernel(
     code_n,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
-    READ: tl.constexpr,
     ADJOINT: tl.constexpr,
     TAN_EACH: tl.constexpr,
     MEAN: tl.constexpr,
@@ -85,9 +73,9 @@ def pairs_kernel(
 
     A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
     is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it. MEAN and SHIFT
-    say in how many parts the mean and the shift come, to be added up. READ says how the cache is to keep x.
+    say in how many parts the mean and the shift come, to be added up.
     """
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     positions = pieces * PIECE
     split = program % splits
     channel = (program // splits) % strips * CHANNELS + tl.arange(0, CHANNELS)[:, None]
@@ -110,8 +98,8 @@ def pairs_kernel(
             inside = position < positions
             first = inside & (signed >= 0)
             second = inside & paired
-            u = tl.load(x + here + position, mask=first, other=0.0, eviction_policy=READ).to(tl.float32)
-            v = tl.load(x + there + position, mask=second, other=0.0, eviction_policy=READ).to(tl.float32)
+            u = tl.load(x + here + position, mask=first, other=0.0).to(tl.float32)
+            v = tl.load(x + there + position, mask=second, other=0.0).to(tl.float32)
             if TAN_EACH:
                 t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0).to(tl.float32)
             else:
@@ -205,7 +193,6 @@ def gather_kernel(
     index_p,
     weight_n,
     weight_p,
-    BACK: tl.constexpr,
     ADJOINT: tl.constexpr,
     KIND: tl.constexpr,
     LANES: tl.constexpr,
@@ -221,7 +208,7 @@ def gather_kernel(
     A program walks ``span`` features of BLOCK_P rows. Features are the first axis of a tile: where neither axis is
     contiguous, as among partners, the compiler gives it to neighbouring threads, which then read of few rows.
     """
-    program = number_of_program(BACK)
+    program = tl.program_id(0)
     spans = tl.cdiv(features, span)
     tiles = tl.cdiv(rows, BLOCK_P)
     begin = (program % spans) * span
