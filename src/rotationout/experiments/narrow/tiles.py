@@ -60,15 +60,15 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(32, 1, 2, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
+CONVOLVED = {16: Tile(64, 1, 2, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
-WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 66)}
+WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 96)}
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
 ADDED = 128, 2048
 """Parts at most, and numbers in all, that a program reads at once where sums for gradients are finished."""
-NORMALISED = {16: Sums(8192, 8, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
+NORMALISED = {16: Sums(2048, 4, 256), 32: Sums(2048, 4, 128), 64: Sums(2048, 2, 128)}
 """Of BatchNorm, by its channels."""
-REVERSED = {16: Sums(4096, 4, 128), 32: Sums(4096, 4, 128), 64: Sums(4096, 4, 64)}
+REVERSED = {16: Sums(2048, 4, 256), 32: Sums(8192, 8, 128), 64: Sums(2048, 4, 128)}
 """Of its gradients, which read three maps instead of one or two."""
 FINISHED = 512, 8
 """Parts at most, and channels, that a program reads at once where statistics are finished."""
