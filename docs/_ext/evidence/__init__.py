@@ -4,11 +4,15 @@
 noises for instance, is made here too.
 """
 
-from . import accuracy, commands, computed, costs, speed
+from . import accuracy, commands, computed, costs, limits, speed
 
 __all__ = ["substitutions"]
 
 
 def substitutions() -> dict[str, str]:
     """All of them by name."""
-    return {name: text for part in (computed, accuracy, commands, costs, speed) for name, text in part.texts().items()}
+    return {
+        name: text
+        for part in (computed, accuracy, commands, costs, limits, speed)
+        for name, text in part.texts().items()
+    }
