@@ -3,8 +3,8 @@
 For each tensor, medians in µs of forward, backward and both in CUDA graphs, beside a device-to-device copy and torch's
 own Dropouts; then every kernel of one forward and backward, by name, with its launches and mean time, with kernels that
 start only when the one before has ended: else the time they wait would count. ``--without`` takes single ideas back, by
-the constants of `rotationout.kernels.triton.sizes`, and shows the same totals: all of them if none is named after it.
-Written as JSON under benchmarks/results/.
+the constants of `rotationout.kernels.triton.sizes`, and shows the same totals of the noise that each is about: all of
+them if none is named after it. Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,14 @@ from rotationout.kernels.triton import draws, layout, sizes
 from .gpu import P, features_of, label
 from .records import RESULTS, write
 
+SHOWN = "batch mean", "running mean", "permutation", "permutation, batch mean"
+"""The noises of which every kernel is shown."""
 Case = tuple[torch.dtype, tuple[int, ...], bool]
 Values = dict[str, Any]
 LARGE: Case = (torch.bfloat16, (256, 256, 56, 56), False)
 LARGE_LAST: Case = (torch.bfloat16, (256, 256, 56, 56), True)
 STAGE_3: Case = (torch.bfloat16, (256, 256, 14, 14), True)
+STAGE_3_FP32: Case = (torch.float32, (256, 256, 14, 14), True)
 STAGE_4: Case = (torch.bfloat16, (256, 512, 14, 14), True)
 STAGE_4_SMALL: Case = (torch.bfloat16, (256, 512, 7, 7), True)
 WIDE: Case = (torch.bfloat16, (128, 640, 8, 8), True)
@@ -45,6 +48,7 @@ CASES = [
     LARGE,
     LARGE_LAST,
     STAGE_3,
+    STAGE_3_FP32,
     STAGE_4,
     STAGE_4_SMALL,
     WIDE,
@@ -54,36 +58,50 @@ CASES = [
     LONG_ROWS,
     LONG_ROWS_FP32,
 ]
-"""Maps have the default draw, a permutation for each example; rows a structured pairing each. Stages: of ResNet-50."""
-IDEAS: dict[str, tuple[Values, list[Case]]] = {
-    "registers": (
+"""Maps have the default draw, a permutation for each example; rows a structured pairing each, and one permutation for
+all of them where it says so. Stages: of ResNet-50."""
+
+
+class Idea(NamedTuple):
+    """The constants as they are without it, the tensors it is about, and on which of `noises` it is put to the test."""
+
+    values: Values
+    cases: list[Case]
+    noise: str = "batch mean"
+
+
+IDEAS: dict[str, Idea] = {
+    "registers": Idea(
         {"SUM_REGISTERS": 0, "LANES_SUM_REGISTERS": (0, 0), "LANES_REGISTERS": (0, 0, 0)},
         [LARGE, LARGE_LAST, ROWS, LONG_ROWS, LONG_ROWS_FP32],
     ),
-    "sums in threads": ({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
-    "sums that run at once": ({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
-    "more sums than run at once": ({"SUM_PARTS": (528, 528)}, [LARGE]),
-    "sum tiles of 8192": ({"SUM_TILE": 16384, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
-    "sum positions": ({"SUM_POSITIONS": 512}, [LARGE]),
-    "lanes parts": ({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
-    "lanes in words": ({"LANES_WORDS": False}, [ROWS, LONG_ROWS]),
-    "lanes in 16 bytes": ({"LANES_PARTS": False}, [LONG_ROWS_FP32]),
-    "lanes by instructions": ({"LANES_ASM": False}, [ROWS, LONG_ROWS]),
-    "lanes blocks": ({"LANES_BLOCKS": 1}, [ROWS, LONG_ROWS, LONG_ROWS_FP32]),
-    "lanes tiles": ({"LANES_TILE": (1024, 512, 2048)}, [LONG_ROWS, LONG_ROWS_FP32]),
-    "lanes registers": ({"LANES_REGISTERS": (0, 0, 0)}, [ROWS]),
-    "lanes programs": ({"LANES_SUM_PROGRAMS": (528, 660), "LANES_SUM_REGISTERS": (128, 96)}, [ROWS, LONG_ROWS]),
-    "few parts": ({"SMALL_ROWS": 0}, [SMALL_LAST]),
-    "large tiles of few": ({"FEW_TILE": 8192}, [SMALL_LAST]),
-    "registers for all at once": ({"FEW_REGISTERS": (0, 0)}, [STAGE_3, SMALL, SMALL_LAST]),
-    "rows in shared memory": (
-        {"ROW_SHARED": False, "ROW_FEATURES": 256, "ROW_WARPS": (1, 2, 4)},
+    "sums in threads": Idea({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
+    "sums that run at once": Idea({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
+    "more sums than run at once": Idea({"SUM_PARTS": (528, 528)}, [LARGE]),
+    "sum tiles of 8192": Idea({"SUM_TILE": 16384, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
+    "sum positions": Idea({"SUM_POSITIONS": 512}, [LARGE]),
+    "lanes parts": Idea({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
+    "lanes in words": Idea({"LANES_WORDS": False}, [ROWS, LONG_ROWS]),
+    "lanes in 16 bytes": Idea({"LANES_PARTS": False}, [LONG_ROWS_FP32]),
+    "lanes by instructions": Idea({"LANES_ASM": False}, [ROWS, LONG_ROWS]),
+    "lanes blocks": Idea({"LANES_BLOCKS": 1}, [ROWS, LONG_ROWS, LONG_ROWS_FP32]),
+    "lanes tiles": Idea({"LANES_TILE": (1024, 512, 2048)}, [LONG_ROWS, LONG_ROWS_FP32]),
+    "lanes registers": Idea({"LANES_REGISTERS": (0, 0, 0)}, [ROWS]),
+    "lanes programs": Idea({"LANES_SUM_PROGRAMS": (528, 660), "LANES_SUM_REGISTERS": (128, 96)}, [ROWS, LONG_ROWS]),
+    "few parts": Idea({"SMALL_ROWS": 0}, [SMALL_LAST]),
+    "large tiles of few": Idea({"FEW_TILE": 8192}, [SMALL_LAST]),
+    "registers for all at once": Idea({"FEW_REGISTERS": (0, 0)}, [STAGE_3, SMALL, SMALL_LAST]),
+    "rows in shared memory": Idea(
+        {"ROW_SHARED": False, "ROW_FEATURES": (256, 0), "ROW_WARPS": (1, 2, 4)},
         [LARGE_LAST, STAGE_3, SMALL_LAST],
     ),
-    "rows of up to 1024": ({"ROW_FEATURES": 256}, [STAGE_4, STAGE_4_SMALL, WIDE]),
-    "overlap": ({"OVERLAP": False}, CASES[:8]),
+    "rows of more than 256": Idea({"ROW_FEATURES": (256, 0)}, [STAGE_4, STAGE_4_SMALL, WIDE]),
+    "rows of 32 bits in shared memory": Idea({"ROW_FEATURES": (8192, 0)}, [STAGE_3_FP32]),
+    "long rows in shared memory": Idea({"ROW_FEATURES": (1024, 0)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
+    "warps of long rows": Idea({"ROW_WARPS": (2, 2, 8)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
+    "overlap": Idea({"OVERLAP": False}, CASES[:9]),
 }
-"""The constants of each idea without it, and the tensors it is about; some put to the test what is not done."""
+"""Some put to the test what is not done."""
 
 
 def captured(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:
@@ -130,7 +148,7 @@ def kernels(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, dict[str,
 @contextmanager
 def without(idea: str) -> Iterator[None]:
     """Take one of IDEAS back."""
-    values = IDEAS[idea][0]
+    values = IDEAS[idea].values
     before = {name: getattr(sizes, name) for name in values}
     try:
         _choose(values)
@@ -146,13 +164,23 @@ def _choose(values: Values) -> None:
     draws._programs.clear()
 
 
-def noises(maps: bool) -> dict[str, nn.Module]:
-    """What is compared; the last is what this is about."""
-    if maps:
-        centred, plain = ro.RotationOut2d(P, center="batch"), ro.RotationOut2d(P, center=None)
-        return {"nn.Dropout": nn.Dropout(P), "nn.Dropout2d": nn.Dropout2d(P), "no mean": plain, "batch mean": centred}
-    rows = [ro.RotationOut(P, center=center, pairing="structured", pairing_per="row") for center in (None, "batch")]
-    return {"nn.Dropout": nn.Dropout(P), "no mean": rows[0], "batch mean": rows[1]}
+def noises(shape: tuple[int, ...]) -> dict[str, nn.Module]:
+    """What is compared."""
+    layer: Callable[..., nn.Module] = ro.RotationOut2d if len(shape) == 4 else ro.RotationOut
+    found = {
+        "nn.Dropout": nn.Dropout(P),
+        "no mean": layer(P, center=None),
+        "batch mean": layer(P, center="batch"),
+        "running mean": layer(P, center="running", num_features=shape[1]),
+    }
+    if len(shape) == 4:
+        return {**found, "nn.Dropout2d": nn.Dropout2d(P)}
+    one = {"pairing": "permutation", "pairing_per": "batch"}
+    return {
+        **found,
+        "permutation": layer(P, center=None, **one),
+        "permutation, batch mean": layer(P, center="batch", **one),
+    }
 
 
 def run(case: Case, ideas: list[str]) -> dict[str, Any]:
@@ -160,15 +188,15 @@ def run(case: Case, ideas: list[str]) -> dict[str, Any]:
     x = features_of(*case)
     target = torch.empty_like(x)
     row: dict[str, Any] = {"tensor": label(*case), "copy_us": _median(lambda: target.copy_(x))}
-    compared = {name: noise.cuda() for name, noise in noises(x.ndim == 4).items()}
+    compared = {name: noise.cuda() for name, noise in noises(case[1]).items()}
     row["noises"] = {name: captured(noise, x) for name, noise in compared.items()}
     with without("overlap"):
         row["kernels"] = {name: kernels(noise, x) for name, noise in compared.items()}
     row["without"] = {}
     for idea in ideas:
-        if case in IDEAS[idea][1]:
+        if case in IDEAS[idea].cases:
             with without(idea):
-                row["without"][idea] = captured(compared["batch mean"], x)
+                row["without"][idea] = captured(compared[IDEAS[idea].noise], x)
     torch.cuda.empty_cache()
     return row
 
@@ -177,15 +205,17 @@ def show(row: dict[str, Any]) -> None:
     """Print what was measured of a tensor."""
     copy, dropout = row["copy_us"], row["noises"]["nn.Dropout"]["both_us"]
     print(f"\n{row['tensor']}: copy {copy:.1f} µs")
-    rows = {**row["noises"], **{f"without {idea}": times for idea, times in row["without"].items()}}
+    taken_back = {f"{IDEAS[idea].noise} without {idea}": times for idea, times in row["without"].items()}
+    rows = {**row["noises"], **taken_back}
     for name, times in rows.items():
         forward, backward, both = times["forward_us"], times["backward_us"], times["both_us"]
         ratios = f"(× copy {both / copy:5.2f}, × Dropout {both / dropout:5.2f})"
         launches = sum(kernel["launches"] for kernel in row["kernels"].get(name, {}).values())
         count = f"  {launches:.0f} launches" if launches else ""
-        print(f"  {name:28} {forward:8.1f} + {backward:8.1f} = {both:8.1f}  {ratios}{count}")
-    for name, kernel in row["kernels"]["batch mean"].items():
-        print(f"    {kernel['launches']:4.1f} × {kernel['mean_us']:7.1f}  {name}")
+        print(f"  {name:44} {forward:8.1f} + {backward:8.1f} = {both:8.1f}  {ratios}{count}")
+    for noise in SHOWN:
+        for name, kernel in row["kernels"].get(noise, {}).items():
+            print(f"    {kernel['launches']:4.1f} × {kernel['mean_us']:7.1f}  {noise}: {name}")
 
 
 def _median(action: Callable[[], Any]) -> float:

@@ -21,6 +21,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "vectors": (lambda: ro.RotationOut(0.3), (64, 96)),
     "odd": (lambda: ro.RotationOut(0.3), (64, 33)),
     "tokens": (lambda: ro.RotationOut(0.3, center="batch"), (4, 17, 64)),
+    "long rows": (lambda: ro.RotationOut(0.3, pairing="permutation", pairing_per="batch"), (9, 4096)),
+    "long rows about a mean": (
+        lambda: ro.RotationOut(0.3, pairing="permutation", pairing_per="batch", center="batch"),
+        (3, 5, 4096),
+    ),
+    "odd long rows": (lambda: ro.RotationOut(0.3, preset="authors"), (40, 1025)),
     "maps": (lambda: ro.RotationOut2d(0.3), (6, 24, 9, 11)),
     "blocks": (lambda: ro.RotationOut2d(0.3, block_size=3, coverage=0.5), (6, 24, 20, 20)),
     "running": (lambda: ro.RotationOut2d(0.3, center="running", num_features=24), (6, 24, 9, 11)),

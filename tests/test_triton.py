@@ -19,6 +19,7 @@ from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
 from rotationout.kernels.triton.once import once_kernel
 from rotationout.kernels.triton.rows import rows_kernel
+from rotationout.kernels.triton.tables import gather_kernel
 
 pytestmark = MARKS
 
@@ -335,14 +336,38 @@ def test_rows_meet_in_shared_memory_or_by_shuffles(
     torch.manual_seed(12)
     monkeypatch.setattr(sizes, "ROW_SHARED", shared)
     monkeypatch.setattr(arrangements, "_plans", {})
-    for pairing_per, dtype, adjoint in (("example", torch.bfloat16, False), ("batch", torch.float16, True)):
+    cases = ("example", torch.bfloat16, False), ("batch", torch.float16, True), ("batch", torch.float32, False)
+    for pairing_per, dtype, adjoint in cases:
         x = torch.randn(3, features, 5, 3, device=DEVICE).to(dtype, memory_format=torch.channels_last)
         draw = _draw(x, 1, "table", pairing_per, "row")
         expected = reference.rotate_centred(x.float(), None, *draw, 1, adjoint)
         _assert_close(rotate_centred(x, None, *draw, 1, adjoint), expected, dtype)
     programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
-    assert [program.kernel for program in programs] == [rows_kernel] * 2
+    assert [program.kernel for program in programs] == [rows_kernel] * 3
     assert all(program.constants["FLAT"] == shared for program in programs)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("features", [1025, 2100, 4096, 4097, 5000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_rows_meet_in_shared_memory(features: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About the origin, a mean that is given, and the batch's, with rows of weight 0 and without."""
+    torch.manual_seed(16)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x = (torch.randn(2, 3, features, device=DEVICE) + 1).to(dtype)
+    mean = torch.randn(features, device=DEVICE)
+    weight = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], device=DEVICE)
+    for adjoint, pairing_per in ((False, "example"), (True, "batch")):
+        tan, index, _ = _draw(x, 2, "table", pairing_per, "row")
+        for about in (None, mean):
+            expected = reference.rotate(x.float(), about, tan, index, None, 2, adjoint)
+            _assert_close(rotate(x, about, tan, index, None, 2, adjoint), expected, dtype)
+        for rows in (None, weight):
+            angles = tan if rows is None else tan * rows
+            expected = reference.rotate_centred(x.float(), rows, angles, index, None, 2, adjoint)
+            _assert_close(rotate_centred(x, rows, angles, index, None, 2, adjoint), expected, dtype)
+    kernels = {program.kernel for plan, _ in arrangements._plans.values() for program in plan.programs.values()}
+    assert kernels == {gather_kernel if features == 4097 else rows_kernel}
 
 
 @pytest.mark.parametrize("features", [2, 3, 6, 33, 64])
@@ -409,3 +434,23 @@ def test_the_seed_decides_the_draw() -> None:
         return [tan, index]
 
     assert all(torch.equal(a, b) for a, b in zip(draw(), draw(), strict=True))
+
+
+def test_ideas_that_benchmarks_take_back_are_constants_of_the_programs() -> None:
+    """What was planned is forgotten, and the constants come back."""
+    from benchmarks.centred import IDEAS, noises, without
+
+    constants = {name: value for name, value in vars(sizes).items() if name.isupper()}
+    for name, idea in IDEAS.items():
+        assert all(idea.noise in noises(shape) for _, shape, _ in idea.cases)
+        asm = "LANES_ASM" in idea.values  # which the interpreter has not
+        assert asm or any(value != constants[constant] for constant, value in idea.values.items())
+        x, dim = _features("rows", torch.float32)
+        rotate(x, None, *_draw(x, dim, "table", "batch", "row"), dim, False)
+        with without(name):
+            assert not arrangements._plans
+            for constant, value in idea.values.items():
+                assert getattr(sizes, constant) == value
+                assert isinstance(value, tuple) == isinstance(constants[constant], tuple)
+                assert not isinstance(value, tuple) or len(value) == len(constants[constant])
+        assert constants == {name: value for name, value in vars(sizes).items() if name.isupper()}

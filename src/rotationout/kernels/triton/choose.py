@@ -63,10 +63,14 @@ def turn(
         size = (features > 64) + (features > 256)
         block_c = next_power_of_2(features)
         block_r = max(1, min(sizes.ROW_TILE[size] // block_c, next_power_of_2(rows)))
+        warps = sizes.ROW_WARPS[size] * max(1, block_c // sizes.ROW_TILE[size])
+        wide, piece = x.element_size() == 4, _piece(features)
+        most = sizes.ROW_REGISTERS if warps > 8 else registers[1]
         return Program(
-            rows_kernel, count * cdiv(rows, 2 * block_r), features, rows, *plan.tan, plan.pairs[0], *weight,
-            **common, **after, DTYPE=_dtype(x), FLAT=sizes.ROW_SHARED, BLOCK_C=block_c, BLOCK_R=block_r,
-            num_warps=sizes.ROW_WARPS[size], registers=registers[1],
+            rows_kernel, count * cdiv(rows, block_r if wide else 2 * block_r), features // piece, rows,
+            *plan.tan, plan.pairs[0], *weight, **common, **after, DTYPE=None if wide else _dtype(x),
+            FLAT=sizes.ROW_SHARED, PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r,
+            num_warps=warps, registers=most,
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
@@ -223,7 +227,8 @@ def _by_instructions(x: Tensor) -> bool:
 
 def _by_rows(plan: Plan, x: Tensor) -> bool:
     layout = plan.layout
-    return plan.kind == SHARED and layout.last and layout.features <= sizes.ROW_FEATURES and x.element_size() == 2
+    longest = sizes.ROW_FEATURES[x.element_size() == 4] // (1 if _piece(layout.features) >= 8 else 2)
+    return plan.kind == SHARED and layout.last and layout.features <= longest
 
 
 def _by_pairs(plan: Plan) -> bool:
@@ -235,9 +240,9 @@ def _dtype(x: Tensor) -> Any:
     return tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16
 
 
-def _piece(rows: int) -> int:
-    """The largest power of two that divides the rows, 16 at most: elements that can be loaded together."""
-    return min(16, rows & -rows)
+def _piece(together: int) -> int:
+    """The largest power of two that divides a number of elements, 16 at most: so many can be loaded together."""
+    return min(16, together & -together)
 
 
 def _vector(x: Tensor, together: int) -> int:

@@ -19,10 +19,14 @@ PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
 PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 """Elements of a tile and warps, for large maps and those of up to 64 positions, and tiles of a program."""
-ROW_FEATURES = 1024
-"""The most features of 16 bits that meet in shared memory."""
+ROW_FEATURES = 8192, 8192
+"""The most features that meet in shared memory, of 16 and of 32 bits; half as many where 8 do not lie together, as a
+thread needs more registers to load them one by one."""
 ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
-"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more; whether in shared memory."""
+"""Words that are exchanged at once and warps, for up to 64 features, up to 256 and more: rows that are longer than a
+tile have as many more of both. Whether in shared memory."""
+ROW_REGISTERS = 64
+"""The most registers of a thread if a program has more than 8 warps, so that two run at once."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
