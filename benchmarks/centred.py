@@ -78,7 +78,10 @@ IDEAS: dict[str, Idea] = {
     "sums in threads": Idea({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
     "sums that run at once": Idea({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
     "more sums than run at once": Idea({"SUM_PARTS": (528, 528)}, [LARGE]),
-    "sum tiles of 8192": Idea({"SUM_TILE": 16384, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
+    "sum tiles of 16 KB": Idea(
+        {"SUM_TILE": (16384, 8192), "SUM_REGISTERS": 80},
+        [LARGE, LARGE_LAST, STAGE_3, STAGE_3_FP32, STAGE_4, LONG_ROWS_FP32],
+    ),
     "sum positions": Idea({"SUM_POSITIONS": 512}, [LARGE]),
     "lanes parts": Idea({"LANES_SUM_PARTS": 1}, [ROWS, LONG_ROWS]),
     "lanes in words": Idea({"LANES_WORDS": False}, [ROWS, LONG_ROWS]),
@@ -99,6 +102,12 @@ IDEAS: dict[str, Idea] = {
     "rows of 32 bits in shared memory": Idea({"ROW_FEATURES": (8192, 0)}, [STAGE_3_FP32]),
     "long rows in shared memory": Idea({"ROW_FEATURES": (1024, 0)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
     "warps of long rows": Idea({"ROW_WARPS": (2, 2, 8)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
+    "sums of 8 warps": Idea(
+        {"SUM_TILE": (4096, 2048), "SUM_WARPS": 4, "SUM_PARTS": (2112, 1056)},
+        [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE],
+    ),
+    "backwards": Idea({"BACKWARDS": False}, [*CASES[:7], ROWS, LONG_ROWS, LONG_ROWS_FP32]),
+    "last use": Idea({"LAST_USE": False}, CASES[:7]),
     "overlap": Idea({"OVERLAP": False}, CASES[:9]),
 }
 """Some put to the test what is not done."""

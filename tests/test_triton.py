@@ -204,7 +204,13 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
 def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In tiles of which a thread has several elements, as on a GPU; the smallest programs there are."""
     torch.manual_seed(11)
-    for name, value in {"SUM_TILE": 128, "SUM_WARPS": 1, "SUM_PARTS": (parts, parts), "ONCE": 0, "SMALL": 0}.items():
+    for name, value in {
+        "SUM_TILE": (128, 128),
+        "SUM_WARPS": 1,
+        "SUM_PARTS": (parts, parts),
+        "ONCE": 0,
+        "SMALL": 0,
+    }.items():
         monkeypatch.setattr(sizes, name, value)
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = _features(layout, torch.float32)
@@ -314,7 +320,7 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
 ) -> None:
     torch.manual_seed(12)
     monkeypatch.setattr(sizes, "SMALL_ROWS", elements)
-    monkeypatch.setattr(sizes, "SUM_TILE", 64)
+    monkeypatch.setattr(sizes, "SUM_TILE", (64, 64))
     monkeypatch.setattr(sizes, "FEW_TILE", 64)
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = _features("channels last", torch.bfloat16)

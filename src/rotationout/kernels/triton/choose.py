@@ -43,10 +43,13 @@ def turn(
     layout, kind = plan.layout, plan.kind
     features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
-    again = parts != (0, 0)  # a sum has read x
+    again = parts != (0, 0)  # a sum has read x, also where the mean is a running one
+    few = x.numel() <= sizes.FEW
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
-    after = {"FOLLOWS": follows(BESIDE if centred and x.numel() <= sizes.FEW else AFTER)}
-    registers = sizes.FEW_REGISTERS if x.numel() <= sizes.FEW else (0, 0)
+    common["BACKWARDS"] = sizes.BACKWARDS and again
+    after = {"FOLLOWS": follows(BESIDE if centred and few else AFTER)}
+    reads: dict[str, Any] = {"EVICT": "evict_first" if sizes.LAST_USE and centred and not few else "", **after}
+    registers = sizes.FEW_REGISTERS if few else (0, 0)
     if _by_pairs(plan):
         small = rows <= 64
         block = min(sizes.PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
@@ -56,7 +59,7 @@ def turn(
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            plan.tan[0], plan.pairs[0], *weight, **common, **reads, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=sizes.PAIR_WARPS[small], registers=registers[0],
         )  # fmt: skip
     if _by_rows(plan, x):
@@ -68,7 +71,7 @@ def turn(
         most = sizes.ROW_REGISTERS if warps > 8 else registers[1]
         return Program(
             rows_kernel, count * cdiv(rows, block_r if wide else 2 * block_r), features // piece, rows,
-            *plan.tan, plan.pairs[0], *weight, **common, **after, DTYPE=None if wide else _dtype(x),
+            *plan.tan, plan.pairs[0], *weight, **common, **reads, DTYPE=None if wide else _dtype(x),
             FLAT=sizes.ROW_SHARED, PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r,
             num_warps=warps, registers=most,
         )  # fmt: skip
@@ -132,7 +135,7 @@ def _rows_sums(
     if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
     few = count == 1 and features <= sizes.SUM_FEATURES and _by_rows(plan, x) and x.numel() <= sizes.SMALL_ROWS
-    tile = sizes.FEW_TILE if few and _few_registers(plan.layout, x) else sizes.SUM_TILE
+    tile = sizes.FEW_TILE if few and _few_registers(plan.layout, x) else _sum_tile(x)
     block_c, block_p = _sum_blocks(plan.layout, rows, tile)
     tiles, programs = cdiv(features, block_c), sizes.SUM_PARTS[True]
     per_outer = 1 if each else cdiv(count * tiles, programs)
@@ -156,7 +159,7 @@ def _maps_sums(
     """The same on maps."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
     small = _by_pairs(plan) and x.numel() < sizes.SMALL and rows <= sizes.SMALL_TILE
-    block_c, block_p = _sum_blocks(plan.layout, rows, sizes.SMALL_TILE if small else sizes.SUM_TILE)
+    block_c, block_p = _sum_blocks(plan.layout, rows, sizes.SMALL_TILE if small else _sum_tile(x))
     tiles = cdiv(features, block_c)
     per_outer = cdiv(count, sizes.FEW_PARTS) if small else cdiv(count * tiles, sizes.SUM_PARTS[False])
     outer = cdiv(count, per_outer)
@@ -198,7 +201,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
         sign_words = draws * cdiv(features // 2, 64)
         signs = Program(signs_kernel, cdiv(sign_words, sizes.SIGNS_BLOCK), sign_words, BLOCK=sizes.SIGNS_BLOCK)
         return Sums(count * splits, program, _finish(features, count * splits), signs, sign_words)
-    block_c, block_p = _sum_blocks(layout, rows, sizes.SUM_TILE)
+    block_c, block_p = _sum_blocks(layout, rows, _sum_tile(x))
     tiles = cdiv(features, block_c)
     splits = _splits(rows, block_p, sizes.SUM_PARTS[False], count * tiles)
     program = Program(
@@ -248,6 +251,10 @@ def _piece(together: int) -> int:
 def _vector(x: Tensor, together: int) -> int:
     """Elements that a thread loads at once, 16 bytes at most, where so many lie together."""
     return min(16 // x.element_size(), _piece(together))
+
+
+def _sum_tile(x: Tensor) -> int:
+    return sizes.SUM_TILE[x.element_size() == 4]
 
 
 def _sum_registers(layout: Layout, x: Tensor, most: int) -> int:

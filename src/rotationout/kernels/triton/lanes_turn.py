@@ -19,6 +19,7 @@ import triton.language as tl
 from .lanes import as_bits, as_numbers, exchange_where, flat, signed_by, swap_features
 from .lanes_words import turn_words
 from .pairing import first_state, games, sign_bits
+from .tables import program_number
 
 __all__ = ["lanes_kernel"]
 
@@ -157,6 +158,7 @@ def lanes_kernel(
     PACKED: tl.constexpr,
     PARTS: tl.constexpr,
     ASM: tl.constexpr,
+    BACKWARDS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -166,7 +168,7 @@ def lanes_kernel(
     With PACKED, the dtype of the features, x and y hold two of them to a word. PARTS: they have 32 bits, and D is even.
     MANY says whether there is more than one n. Rows beyond the last are that one again, and not stored.
     """
-    program = tl.program_id(0)
+    program = program_number(BACKWARDS)
     tiles = tl.cdiv(rows, BLOCK_R)
     n = (program // tiles).to(tl.int64) if MANY else 0
     start = (program % tiles if MANY else program).to(tl.int64) * BLOCK_R

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .lanes import high_half, low_half, pack
 from .overlap import AFTER, BESIDE, wait_if
-from .tables import whole
+from .tables import program_number, whole
 
 __all__ = ["rows_kernel"]
 
@@ -80,6 +80,8 @@ def rows_kernel(
     PIECE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BACKWARDS: tl.constexpr,
+    EVICT: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
     """Whole rows are read once, in order, and each feature fetches its partner's from other threads.
@@ -87,11 +89,12 @@ def rows_kernel(
     That goes by 32 bits at a time. Of features of 16 bits, whose dtype is DTYPE, those of two rows go to a word; for
     features of 32 bits DTYPE is None. ``pieces`` times PIECE is their number: so the compiler knows what divides it.
     MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`.
+    EVICT is what becomes of x in caches.
     """
     features = pieces * PIECE
     height: tl.constexpr = BLOCK_R if DTYPE is None else 2 * BLOCK_R
     tiles = tl.cdiv(rows, height)
-    program = tl.program_id(0)
+    program = program_number(BACKWARDS)
     n = (program // tiles).to(tl.int64)
     p = program % tiles * height + tl.arange(0, BLOCK_R)[:, None]
     q = p + BLOCK_R
@@ -99,14 +102,14 @@ def rows_kernel(
     known = c < features
     wait_if(FOLLOWS == AFTER)
     cache: tl.constexpr = ".cg" if FOLLOWS == BESIDE else ""
-    at = (n * rows + p) * features + c[None, :]
+    at, step = (n * rows + p) * features + c[None, :], BLOCK_R * features
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
     tan += n * tan_n
     weight += n * weight_n
-    one = tl.load(x + at, mask=above, other=0.0, cache_modifier=cache).to(tl.float32)
+    one = tl.load(x + at, above, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
     t = tl.load(tan + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0, cache_modifier=cache).to(tl.float32)
     if DTYPE is not None:
-        two = tl.load(x + at + BLOCK_R * features, mask=below, other=0.0, cache_modifier=cache).to(tl.float32)
+        two = tl.load(x + at + step, below, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
         u = tl.load(tan + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0, cache_modifier=cache).to(tl.float32)
     signed = tl.load(code + n * code_n + c, mask=known, other=0, cache_modifier=cache).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
@@ -127,5 +130,5 @@ def rows_kernel(
         v = tl.load(weight + q.to(tl.int64) * weight_p, mask=q < rows, other=0.0) if WEIGHT else u
         one = turned(one, low, t, sign, s, w, SHIFT, WEIGHT)
         two = turned(two, high, u, sign, s, v, SHIFT, WEIGHT)
-        tl.store(y + at + BLOCK_R * features, two.to(DTYPE), mask=below)
+        tl.store(y + at + step, two.to(DTYPE), mask=below)
     tl.store(y + at, one.to(y.dtype.element_ty), mask=above)

@@ -14,6 +14,9 @@ from .lanes import swap_words
 OVERLAP = True
 """Whether kernels start while those before them end, where a GPU can; those that turn up to FEW elements load them
 meanwhile, for which they need more registers."""
+BACKWARDS, LAST_USE = True, True
+"""Whether what a sum has just read is turned from its end, which caches still hold, and what has been turned leaves
+them first: it makes room for the result instead of what is yet to be turned."""
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""
@@ -40,8 +43,9 @@ LANES_WORDS, LANES_PARTS = True, True
 """Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
 LANES_ASM = isinstance(swap_words, triton.JITFunction) and torch.version.hip is None
 """Whether words are moved and rounded by instructions of NVIDIA's, on a GPU that has them; the interpreter has none."""
-SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = 8192, 8, 64, 128
-"""Elements of a tile and warps of a sum, its registers, and the most elements that a thread adds up at once,"""
+SUM_TILE, SUM_WARPS, SUM_REGISTERS, SUM_THREAD = (8192, 4096), 8, 64, 128
+"""Elements of a tile of a sum, of 16 and of 32 bits, and warps, its registers, and the most elements that a thread adds
+up at once,"""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
 """of which so many lie side by side at most: on maps, whose angles are then read in the order of the features, and with
 the features last."""

@@ -23,6 +23,7 @@ __all__ = [
     "gather_kernel",
     "gather_sum_kernel",
     "pairs_kernel",
+    "program_number",
     "whole",
 ]
 
@@ -32,6 +33,14 @@ EACH: tl.constexpr = tl.constexpr(1)
 """A table for every p."""
 STRUCTURED: tl.constexpr = tl.constexpr(2)
 """A structured draw for every p."""
+
+
+@triton.jit
+def program_number(BACKWARDS: tl.constexpr):
+    """Which program this is; BACKWARDS, the first to run has the last features, which a sum has read last."""
+    if BACKWARDS:
+        return tl.num_programs(0) - 1 - tl.program_id(0)
+    return tl.program_id(0)
 
 
 @triton.jit
@@ -69,15 +78,17 @@ def pairs_kernel(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    BACKWARDS: tl.constexpr,
+    EVICT: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
     """Maps: a pair's first channel turns both channels, so that each element is read once.
 
     A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
     is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it. MEAN and SHIFT
-    say in how many parts the mean and the shift come, to be added up.
+    say in how many parts the mean and the shift come, to be added up. EVICT is what becomes of x in caches.
     """
-    program = tl.program_id(0)
+    program = program_number(BACKWARDS)
     positions = pieces * PIECE
     split = program % splits
     channel = (program // splits) % strips * CHANNELS + tl.arange(0, CHANNELS)[:, None]
@@ -96,8 +107,8 @@ def pairs_kernel(
             inside = position < positions
             first = inside & (signed >= 0)
             second = inside & paired
-            u = tl.load(x + here + position, mask=first, other=0.0, cache_modifier=cache).to(tl.float32)
-            v = tl.load(x + there + position, mask=second, other=0.0, cache_modifier=cache).to(tl.float32)
+            u = tl.load(x + here + position, first, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
+            v = tl.load(x + there + position, second, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
             if TAN_EACH:
                 t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0, cache_modifier=cache).to(tl.float32)
             else:
@@ -208,6 +219,7 @@ def gather_kernel(
     WEIGHT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    BACKWARDS: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
     """Any layout and any pairing: each lane loads its own element and its partner's, which a cache holds.
@@ -215,7 +227,7 @@ def gather_kernel(
     A program walks ``span`` features of BLOCK_P rows. Features are the first axis of a tile: where neither axis is
     contiguous, as among partners, the compiler gives it to neighbouring threads, which then read of few rows.
     """
-    program = tl.program_id(0)
+    program = program_number(BACKWARDS)
     spans = tl.cdiv(features, span)
     tiles = tl.cdiv(rows, BLOCK_P)
     begin = (program % spans) * span
