@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
 import rotationout as ro
-from rotationout.kernels.triton import draws, layout, sizes
+from rotationout.kernels.triton import apply, draws, layout, sizes
 
 from .gpu import P, features_of, label
 from .records import RESULTS, write
@@ -108,6 +108,8 @@ IDEAS: dict[str, Idea] = {
     ),
     "backwards": Idea({"BACKWARDS": False}, [*CASES[:7], ROWS, LONG_ROWS, LONG_ROWS_FP32]),
     "last use": Idea({"LAST_USE": False}, CASES[:7]),
+    "running mean in a launch": Idea({"FOLLOW": False}, [SMALL, SMALL_LAST, LONG_ROWS_FP32], "running mean"),
+    "running mean backwards": Idea({"BACKWARDS": False}, [LARGE, LONG_ROWS, LONG_ROWS_FP32], "running mean"),
     "overlap": Idea({"OVERLAP": False}, CASES[:9]),
 }
 """Some put to the test what is not done."""
@@ -171,6 +173,7 @@ def _choose(values: Values) -> None:
         setattr(sizes, name, value)
     layout._plans.clear()
     draws._programs.clear()
+    apply._followers.clear()
 
 
 def noises(shape: tuple[int, ...]) -> dict[str, nn.Module]:

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from rotationout import pairing
 from rotationout.kernels import reference
-from rotationout.kernels.triton import apply, feature_sum, rotate, rotate_centred, sample, sizes
+from rotationout.kernels.triton import (
+    apply,
+    feature_sum,
+    follow_mean,
+    mean_parts,
+    rotate,
+    rotate_centred,
+    sample,
+    sizes,
+)
 from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
@@ -196,6 +205,38 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
     for weight in (None, torch.rand(leading, device=DEVICE), shared):
         actual, expected = feature_sum(x, weight, dim), reference.feature_sum(x, weight, dim)
         assert (actual - expected).abs().max() <= 1e-5 * x.numel()
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_running_mean_follows_the_parts_of_a_batch_mean(
+    layout: str, follow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(17)
+    for name, value in {"FOLLOW": follow, "SUM_TILE": (128, 128), "SUM_WARPS": 1, "SMALL": 0}.items():
+        monkeypatch.setattr(sizes, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    monkeypatch.setattr(apply, "_followers", {})
+    for momentum, dtype in ((0.1, torch.float32), (0.7, torch.bfloat16), (1.0, torch.float32)):
+        x, dim = _features(layout, dtype)
+        parts, expected = mean_parts(x, dim), reference.mean_parts(x.double(), dim)
+        assert parts.shape[1:] == (x.size(dim),)
+        torch.testing.assert_close(parts.sum(0), expected[0].float(), rtol=1e-4, atol=1e-6)
+        running = torch.randn(x.size(dim), device=DEVICE).to(dtype)
+        exact, version = running.double(), running._version
+        reference.follow_mean(exact, expected, momentum)
+        follow_mean(running, parts, momentum)
+        assert running._version > version
+        tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+        assert (running.double() - exact).abs().max() <= tolerance * exact.abs().max()
+    assert len(apply._followers) == (3 if follow else 0)
+
+
+def test_a_momentum_that_differs_by_feature_is_left_to_torch() -> None:
+    running, parts = torch.zeros(3, device=DEVICE), torch.ones(2, 3, device=DEVICE)
+    follow_mean(running, parts, torch.tensor([0.0, 0.5, 1.0], device=DEVICE))
+    assert running.tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.usefixtures("_poisoned")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 import rotationout as ro
+from rotationout.nn.base import CentredNoise
 
 LAYERS: list[tuple[Callable[..., nn.Module], tuple[int, ...]]] = [
     (ro.RotationOut, (5, 8)),
@@ -210,6 +211,51 @@ def test_gradients_flow_through_a_running_mean_that_is_updated() -> None:
     x = torch.randn(8, 6, requires_grad=True)
     module(module(x)).sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_backward_does_not_see_that_a_running_mean_has_moved(backend: str | None) -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=6, momentum=1.0, backend=backend).double()
+    x = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, 6, dtype=torch.float64)
+    torch.manual_seed(0)
+    (gradient,) = torch.autograd.grad(module(x), x, weight)
+    torch.manual_seed(0)
+    (plain,) = torch.autograd.grad(ro.RotationOut(0.5)(x), x, weight)
+    torch.testing.assert_close(gradient, plain)
+
+
+def test_a_noise_whose_gradient_needs_the_running_mean_has_it_as_it_was() -> None:
+    class Scaled(CentredNoise):
+        def _axes(self, x: Tensor) -> tuple[int, int | None]:
+            return x.ndim - 1, 0
+
+        def _disturb(
+            self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
+        ) -> Tensor:
+            return x * center
+
+    layer = Scaled(0.5, "dropout", center="running", num_features=2, momentum=1.0)
+    layer(torch.full((3, 2), 2.0))
+    x = torch.full((3, 2), 5.0, requires_grad=True)
+    y = layer(x)
+    assert layer.running_mean.tolist() == [5.0, 5.0]
+    assert torch.autograd.grad(y.sum(), x)[0].unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("x", "mask"),
+    [
+        (torch.ones(4, 6, dtype=torch.int64), None),
+        (torch.ones(4, 6), torch.ones(4)),
+        (torch.ones(4, 6).to_sparse(), None),
+    ],
+)
+def test_a_batch_that_is_refused_leaves_the_running_mean_alone(x: Tensor, mask: Tensor | None) -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=6)
+    with pytest.raises(TypeError, match=r"must be a (floating-point|boolean|dense) tensor"):
+        module(x, mask=mask)
+    assert torch.equal(module.running_mean, torch.zeros(6))
 
 
 def test_what_it_says_of_itself() -> None:

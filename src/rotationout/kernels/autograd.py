@@ -13,6 +13,7 @@ well follow. So none of the classes returns one: ``.data`` is the same memory wi
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from torch.autograd import Function
 from . import opaque, reference
 from .dispatch import implementation
 
-__all__ = ["feature_sum", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
 
 def rotate(
@@ -73,9 +74,23 @@ def rotate_centred(
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
     """See `reference.feature_sum`, which it is where the sum has a gradient."""
-    if _is_tracked(x, weight) or (_is_transformed() and not torch.compiler.is_compiling()):
-        return reference.feature_sum(x, weight, dim)
-    return cast(Tensor, implementation(x, None).feature_sum(x, weight, dim))
+    kernels = reference if _is_tracked(x, weight) else _untracked(x)
+    return cast(Tensor, kernels.feature_sum(x, weight, dim))
+
+
+def mean_parts(x: Tensor, dim: int) -> Tensor:
+    """See `reference.mean_parts`; without a gradient."""
+    return cast(Tensor, _untracked(x).mean_parts(x.detach(), dim))
+
+
+def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> None:
+    """See `reference.follow_mean`."""
+    _untracked(parts).follow_mean(running, parts, momentum)
+
+
+def _untracked(x: Tensor) -> ModuleType:
+    """The implementation for what has no derivative."""
+    return reference if _is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
 
 
 def _is_transformed() -> bool:

@@ -14,9 +14,9 @@ from torch import Tensor
 from .. import pairing
 from . import reference
 from .memory import in_memory_order
-from .reference import feature_sum
+from .reference import feature_sum, follow_mean, mean_parts
 
-__all__ = ["feature_sum", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
 
 def rotate(

@@ -11,8 +11,9 @@ from torch.library import custom_op
 
 from .. import pairing
 from .memory import in_memory_order
+from .reference import follow_mean
 
-__all__ = ["feature_sum", "rotate", "rotate_centred", "sample"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "sample"]
 
 SORT_LIMIT = 4096
 """Permutations of more features than this are left to torch's sort."""
@@ -58,6 +59,12 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
     from . import triton
 
     return triton.feature_sum(x, weight, dim)
+
+
+def mean_parts(x: Tensor, dim: int) -> Tensor:
+    """See `rotationout.kernels.reference.mean_parts`."""
+    total: Tensor = feature_sum(x, None, dim)
+    return total.unsqueeze(0) / max(x.numel() // x.size(dim), 1)
 
 
 @custom_op("rotationout::draw", mutates_args=(), device_types="cuda")

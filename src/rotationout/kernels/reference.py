@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import pairing
 
-__all__ = ["feature_sum", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
 
 def rotate(
@@ -64,3 +64,14 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
         rows = torch.where(counted != 0, rows.to(wide) * counted, 0.0)  # padding may hold anything, NaN too
     axes = list(range(rows.ndim - 1))
     return rows.sum(axes, dtype=wide) if axes else rows.to(wide)
+
+
+def mean_parts(x: Tensor, dim: int) -> Tensor:
+    """The mean over every axis but ``dim``, in parts (parts, D) that add up to it; here in one."""
+    return feature_sum(x, None, dim).unsqueeze(0) / max(x.numel() // x.size(dim), 1)
+
+
+def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> None:
+    """Bring ``running`` (D,) nearer to a mean in parts, in place: by ``momentum`` of the way."""
+    mean = parts[0] if parts.size(0) == 1 else parts.sum(0)
+    running.lerp_(mean.to(running.dtype), momentum)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
-from ..functional.inputs import feature_mean, mask_weight
+from ..functional.inputs import check_features, feature_mean, mask_weight, processes
+from ..kernels.autograd import follow_mean, mean_parts
 
 __all__ = ["CentredNoise", "Noise"]
 
@@ -103,6 +104,8 @@ class CentredNoise(Noise):
     """
 
     _fewest_features = 1
+    _keeps_center = True
+    """Whether the gradient of `_disturb` may look at the centre: then it is given a copy of the running mean."""
     running_mean: Tensor | None
     tracking = True
     """Whether the running mean, if there is one, learns from what the layer sees."""
@@ -156,8 +159,10 @@ class CentredNoise(Noise):
             got = "one without dimensions" if isinstance(input, Tensor) else type(input).__name__
             raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {got}")
         dim, batch_dim = self._axes(input)
-        output = self._disturb(input, self._center(input, dim), mask, dim, batch_dim)
-        self._track_mean(input, mask, dim)
+        center = self._center(input, dim)
+        seen = self._seen(input, mask, dim)
+        output = self._disturb(input, center, mask, dim, batch_dim)
+        self._track_mean(seen)
         return output
 
     def _center(self, x: Tensor, dim: int) -> str | Tensor | None:
@@ -169,15 +174,28 @@ class CentredNoise(Noise):
                 f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)} features, those of its "
                 f"axis {dim}: {tuple(x.shape)}"
             )
-        # A copy, the mean as it was before this batch: no example sees another.
-        return self.running_mean.clone() if self._active else None
+        if not self._active:
+            return None
+        # The mean as it was before this batch: no example sees another.
+        return self.running_mean.clone() if self._keeps_center else self.running_mean
 
-    def _track_mean(self, x: Tensor, mask: Tensor | None, dim: int) -> None:
-        """Bring the running mean up to date, if there is one."""
+    def _seen(self, x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, float | Tensor] | None:
+        """What `_track_mean` needs of a batch; None if there is no running mean, or it learns nothing.
+
+        A mean in parts and how much it counts. It is taken before features are disturbed, and tracked afterwards.
+        """
         if self.running_mean is None or not self.tracking:
-            return
+            return None
+        check_features(x, dim)
+        if mask is None and not (self.sync and processes() > 1):
+            return (mean_parts(x, dim), self.momentum) if x.numel() > 0 else None
         weight = None if mask is None else mask_weight(mask, x, dim)
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
         kept = self.running_mean.dtype  # nothing seen, nothing learned: the weight of no rows is zero
-        seen = (rows > 0).to(kept) if isinstance(rows, Tensor) else (1.0 if rows > 0 else 0.0)
-        self.running_mean.lerp_(mean.to(kept), self.momentum * seen)
+        counts = (rows > 0).to(kept) if isinstance(rows, Tensor) else (1.0 if rows > 0 else 0.0)
+        return mean.unsqueeze(0), self.momentum * counts
+
+    def _track_mean(self, seen: tuple[Tensor, float | Tensor] | None) -> None:
+        """Bring the running mean up to date, if there is one."""
+        if self.running_mean is not None and seen is not None:
+            follow_mean(self.running_mean, *seen)

@@ -39,6 +39,7 @@ class _RotationOutNd(CentredNoise):
 
     _presets: dict[str, _Preset]
     _fewest_features = 2  # a pair
+    _keeps_center = False  # the operator is linear
     block_size: int | None = None
     coverage: float | None = None
 

@@ -70,12 +70,12 @@ class RotationOutSequence(_RotationOutNd):
         rows = input.data
         inputs.check_features(rows, 1)
         check_features(rows.size(1), 1)
-        center = self._center(rows, 1)
+        center, seen = self._center(rows, 1), self._seen(rows, None, 1)
         output = input
         if self._active:
             rotation = sample_packed(input, self._scale, self.draw, batch_first=self.batch_first)
             output = with_rows(input, turn_about(rows, rotation, 1, center, sync=self.sync, backend=self.backend))
-        self._track_mean(rows, None, 1)
+        self._track_mean(seen)
         return output
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from . import choose
+from . import choose, sizes
+from .launch import Program
 from .layout import Arranged, arrange
 
-__all__ = ["feature_sum", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
 
 def rotate(
@@ -55,7 +56,35 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
         return reference.feature_sum(x, weight, dim)
     with torch.cuda.device_of(x):
         parts = _sums(arrange(x, None, None, None, dim, weight), turned=False, mean=False)
-        return parts.sum(0)
+        return parts[0] if parts.size(0) == 1 else parts.sum(0)
+
+
+def mean_parts(x: Tensor, dim: int) -> Tensor:
+    """See `rotationout.kernels.reference.mean_parts`: as many parts as programs have made."""
+    if not _fits(x, dim):
+        return reference.mean_parts(x, dim)
+    with torch.cuda.device_of(x):
+        return _sums(arrange(x, None, None, None, dim, None), turned=False, mean=True, whole=not sizes.FOLLOW)
+
+
+_followers: dict[tuple[object, ...], Program] = {}
+"""Programs of `follow_mean`, by all that decides them."""
+
+
+def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> None:
+    """See `rotationout.kernels.reference.follow_mean`: in one launch."""
+    if isinstance(momentum, Tensor) or running.device != parts.device or not (sizes.FOLLOW and running.is_contiguous()):
+        reference.follow_mean(running, parts, momentum)
+        return
+    key = parts.shape, momentum, running.dtype, running.device
+    with torch.cuda.device_of(parts):
+        program = _followers.get(key)
+        if program is None:
+            if len(_followers) >= 1024:
+                _followers.clear()
+            program = _followers[key] = choose.finish(parts.size(1), parts.size(0), momentum)
+        program(parts, running)
+    torch.autograd.graph.increment_version(running)  # autograd is to know that it was written to
 
 
 def _fits(x: Tensor, dim: int) -> bool:
@@ -97,8 +126,11 @@ def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: b
     return y
 
 
-def _sums(draw: Arranged, *, turned: bool, mean: bool) -> Tensor:
-    """The sum over all rows of w·x, or of tan θ · A x if ``turned``, or the mean, in one part or a few (parts, D)."""
+def _sums(draw: Arranged, *, turned: bool, mean: bool, whole: bool = True) -> Tensor:
+    """The sum over all rows of w·x, or of tan θ · A x if ``turned``, or the mean, in one part or a few (parts, D).
+
+    In as many parts as there are, unless it is to be ``whole``.
+    """
     plan, x, weight = draw.plan, draw.x, draw.weight
     packed = choose.packs(x)
     key = turned, mean, packed
@@ -114,7 +146,7 @@ def _sums(draw: Arranged, *, turned: bool, mean: bool) -> Tensor:
         seed = words.view(torch.uint8)
     optional = draw.tan if turned else weight, draw.pairs, seed
     sums.program(x, partial, *[x if t is None else t for t in optional])
-    if sums.finish is not None:
+    if whole and sums.finish is not None:
         result = torch.empty((1, plan.layout.features), dtype=torch.float32, device=x.device)
         sums.finish(partial, result)
     return result / weight.sum().clamp(min=1) if mean and weight is not None else result

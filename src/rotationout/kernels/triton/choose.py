@@ -20,7 +20,7 @@ from .rows import rows_kernel
 from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
-__all__ = ["follows", "once", "packs", "sums", "turn"]
+__all__ = ["finish", "follows", "once", "packs", "sums", "turn"]
 
 
 def packs(x: Tensor) -> bool:
@@ -134,7 +134,8 @@ def _rows_sums(
     each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
     if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
-    few = count == 1 and features <= sizes.SUM_FEATURES and _by_rows(plan, x) and x.numel() <= sizes.SMALL_ROWS
+    short = features <= sizes.SUM_FEATURES and x.element_size() == 2 and _by_rows(plan, x)
+    few = count == 1 and short and x.numel() <= sizes.SMALL_ROWS
     tile = sizes.FEW_TILE if few and _few_registers(plan.layout, x) else _sum_tile(x)
     block_c, block_p = _sum_blocks(plan.layout, rows, tile)
     tiles, programs = cdiv(features, block_c), sizes.SUM_PARTS[True]
@@ -212,15 +213,19 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     return Sums(count * splits, program, _finish(features, count * splits))
 
 
-def _finish(features: int, parts: int) -> Program | None:
-    if parts == 1:
-        return None
+def finish(features: int, parts: int, momentum: float | None = None) -> Program:
+    """The program that adds up parts, or that moves a running mean towards their sum: of (parts, sum or mean)."""
     block_c = min(8, next_power_of_2(features))
     block_n = min(8192 // block_c, next_power_of_2(parts))
     return Program(
-        finish_kernel, cdiv(features, block_c), features, parts, BLOCK_C=block_c, BLOCK_N=block_n,
-        FOLLOWS=follows(AFTER), num_warps=8, registers=sizes.FEW_REGISTERS[0],
+        finish_kernel, cdiv(features, block_c), features, parts, 0.0 if momentum is None else momentum,
+        BLOCK_C=block_c, BLOCK_N=block_n, RUNNING=momentum is not None, FOLLOWS=follows(AFTER),
+        num_warps=8, registers=sizes.FEW_REGISTERS[0],
     )  # fmt: skip
+
+
+def _finish(features: int, parts: int) -> Program | None:
+    return None if parts == 1 else finish(features, parts)
 
 
 def _by_instructions(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The sizes of GPU programs, and which of their ideas are in use.
 
-They were found by measurement on an H200; those of sums, of structured turns and of registers by what a compiler makes
-of them for it. ``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200; those of sums, of long rows, of structured turns and of registers by what a
+compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ SMALL = 2**23
 program that turns them to add up: a launch would take longer."""
 SMALL_TILE, SMALL_REGISTERS, FEW_PARTS = 1024, 80, 16
 SMALL_ROWS, FEW_TILE = 2**20, 32768
-"""The same of so many elements with the features last, where every program that turns them adds up all the parts: tiles
-are large where 16 elements lie together, since few programs have to load everything."""
+"""The same of so many elements of 16 bits with the features last, where every program that turns them adds up all the
+parts: tiles are large where 16 elements lie together, since few programs have to load everything."""
 FEW, FEW_REGISTERS = 2**20, (168, 255)
 """Programs for so few elements run all at once, whatever registers they have: enough to hold all that they load, and
 more for turns of rows. Left alone, the compiler makes do with fewer and waits for a few numbers at a time."""
+FOLLOW = True
+"""Whether the program that adds up the parts of a batch's mean also moves the running mean towards it."""

@@ -174,8 +174,18 @@ def maps_sum_kernel(
 
 
 @triton.jit
-def finish_kernel(partial, total, features, parts, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, FOLLOWS: tl.constexpr):
-    """The sum of all parts."""
+def finish_kernel(
+    partial,
+    total,
+    features,
+    parts,
+    momentum,
+    BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    RUNNING: tl.constexpr,
+    FOLLOWS: tl.constexpr,
+):
+    """The sum of all parts; RUNNING, what is there comes nearer to it, by ``momentum`` of the way."""
     feature = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     sums = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     wait_if(FOLLOWS == AFTER)
@@ -185,4 +195,8 @@ def finish_kernel(partial, total, features, parts, BLOCK_C: tl.constexpr, BLOCK_
             partial + part.to(tl.int64) * features + feature, mask=(part < parts) & (feature < features), other=0.0
         )
     added = tl.reshape(tl.sum(sums, axis=0), (1, BLOCK_C))
-    tl.store(total + feature, added, mask=feature < features)
+    if RUNNING:
+        old = tl.load(total + feature, mask=feature < features, other=0.0).to(tl.float32)
+        way = added - old
+        added = tl.where(momentum < 0.5, old + momentum * way, added - (1 - momentum) * way)  # all the way: exactly
+    tl.store(total + feature, added.to(total.dtype.element_ty), mask=feature < features)
