@@ -239,6 +239,13 @@ def test_a_momentum_that_differs_by_feature_is_left_to_torch() -> None:
     assert running.tolist() == [0.0, 1.0, 2.0]
 
 
+def test_a_running_mean_of_64_bits_keeps_them() -> None:
+    """Also where features have fewer."""
+    running, parts = torch.full((3,), 1 / 3, dtype=torch.float64, device=DEVICE), torch.ones(3, 3, device=DEVICE)
+    follow_mean(running, parts, 0.1)
+    torch.testing.assert_close(running, torch.full_like(running, 0.6), rtol=1e-12, atol=0)
+
+
 @pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"])
 @pytest.mark.parametrize("parts", [2, 100])

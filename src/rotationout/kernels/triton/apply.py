@@ -73,7 +73,8 @@ _followers: dict[tuple[object, ...], Program] = {}
 
 def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> None:
     """See `rotationout.kernels.reference.follow_mean`: in one launch."""
-    if isinstance(momentum, Tensor) or running.device != parts.device or not (sizes.FOLLOW and running.is_contiguous()):
+    fits = sizes.FOLLOW and running.device == parts.device and running.is_contiguous()
+    if isinstance(momentum, Tensor) or not fits or running.dtype == torch.float64:  # the program computes in fp32
         reference.follow_mean(running, parts, momentum)
         return
     key = parts.shape, momentum, running.dtype, running.device
