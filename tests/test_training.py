@@ -85,11 +85,13 @@ def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
 
 
 def test_the_schedule_is_the_recipes() -> None:
-    row = {c.row: c for c in TABLES[TABLE]()}["rotation authors sigma 0.500"]
+    rows = {c.row: c for c in TABLES[TABLE]()}
+    row = rows["rotation authors sigma 0.500"]
     assert [row.rate_at(step) for step in (0, 31_999, 32_000, 48_000, 62_400)] == pytest.approx(
         [0.1, 0.1, 0.01, 1e-3, 1e-4]
     )
     assert row.ramp == 2000
+    assert {name for name, row in rows.items() if row.ramp} == {name for name in rows if "rotation authors" in name}
 
 
 @pytest.mark.usefixtures("_small")

@@ -61,11 +61,9 @@ def _protocol() -> dict[str, str]:
     for row in sorted(means, key=lambda row: -means[row]):
         spread = [digits.percent([run[key] / 100 for run in runs[row]]) for key in ("last10_top1", "best_top1")]
         rows.append([*row, str(len(runs[row])), *spread])
-    effects = [
-        f"{means[row] - means[row[0], 'no ramp', row[2]]:+.2f} ({row[0]})"
-        for row in means
-        if row[1] == "ramp" and (row[0], "no ramp", row[2]) in means
-    ]
+    ramp = {row: means[row] - means[row[0], "no ramp", row[2]] for row in sorted(means) if row[1] == "ramp"}
+    decay = {row: means[row] - means[row[0], row[1], "1e-4"] for row in means if row[2] == "5e-4"}
+    effects = {form: ", ".join(f"{ramp[row]:+.2f}" for row in ramp if row[0] == form) for form, _, _ in ramp}
     first = records[0]["config"]
     return {
         "protocol_table": markdown(["preset", "ramp", "weight decay", "n", "last 10 epochs, %", "best epoch, %"], rows),
@@ -73,7 +71,8 @@ def _protocol() -> dict[str, str]:
         "protocol_steps": f"{first['steps']:,}",
         "protocol_held_out": f"{first['held_out']:,}",
         "protocol_ramp": f"{max(record['config']['ramp'] for record in records):,}",
-        "protocol_ramp_effects": " and ".join(effects).replace("-", "−"),
+        "protocol_ramp_effects": "; ".join(f"{form} {two}" for form, two in effects.items()).replace("-", "−"),
+        "protocol_decay_effects": f"{min(decay.values()):.2f} to {max(decay.values()):.2f}",
         "protocol_p": f"{first['p']:g}",
         "protocol_spread": f"{max(means.values()) - min(means.values()):.2f}",
     }
