@@ -25,7 +25,7 @@ def implementation(x: Tensor, backend: str | None) -> ModuleType:
     """
     compiling = torch.compiler.is_compiling()
     if backend is not None:
-        check_choice("backend", backend, BACKENDS)
+        check_choice("backend", backend, BACKENDS, also="None")
         reason = _obstacle(backend, x)
         if reason:
             raise ValueError(f"backend={backend!r} {reason}; leave backend=None to choose what can run")

@@ -38,12 +38,13 @@ class Noise(_DropoutNd):
     _scale: Tensor
 
     def __init__(self, p: float, kind: str) -> None:
+        rate = strength.check_rate(p)  # first: a module that is given a Parameter keeps it, and asks no property
         nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a place for it
         self.inplace = False
         self._kind = kind
         with torch.inference_mode(False):  # a number to be changed, wherever the layer is made
             self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
-        self.p = p
+        self.p = rate
 
     @property
     def p(self) -> float:
@@ -118,7 +119,9 @@ class CentredNoise(Noise):
         sync: bool = False,
     ) -> None:
         super().__init__(p, kind)
-        self.center = center if center is None else strength.check_choice("center", center, ("batch", "running"))
+        if center is not None:
+            strength.check_choice("center", center, ("batch", "running"), also="None")
+        self.center = center
         self.sync = sync
         if sync and center is None:
             raise ValueError("sync=True takes means over processes, but center=None takes no mean")
@@ -136,7 +139,8 @@ class CentredNoise(Noise):
                 f"center='running' needs num_features, the size of the feature axis, at least {fewest}, "
                 f"got {num_features!r}"
             )
-        self.register_buffer("running_mean", torch.zeros(num_features))
+        with torch.inference_mode(False):
+            self.register_buffer("running_mean", torch.zeros(num_features))
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""
