@@ -308,6 +308,7 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
         ({"stages": (3, 4)}, "stages are 1, 2 and 3"),
         ({"norm": "layer"}, "norm must be one of"),
         ({"ghost_batch": 1}, "or 2 to batch = 16 examples, got 1"),
+        ({"dropout": 1.5}, r"dropout is a drop probability and must be in \[0, 1\), got 1.5"),
         ({"ghost_batch": 17}, "ghost_batch must be 0, for the whole batch, or 2 to batch = 16 examples, got 17"),
         ({"norm": "group", "ghost_batch": 8}, "normalises every example alone: ghost_batch must be 0, got 8"),
     ],

@@ -63,7 +63,7 @@ class ClassificationConfig(ClassifierConfig):
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
         check_choice("kernels", self.kernels, KERNELS)
-        check_rate(self.dropout)
+        check_rate(self.dropout, "dropout")
         self._check_least(0, "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
