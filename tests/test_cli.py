@@ -196,7 +196,7 @@ def test_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
     monkeypatch.setattr(digits, "train", interrupted)
     assert cli.main(["demo", "--out", str(tmp_path)]) == 130
-    assert said(capsys).endswith("rotationout: interrupted; run the same command again to go on")
+    assert said(capsys).endswith("rotationout: interrupted")  # and would begin anew
 
 
 def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
