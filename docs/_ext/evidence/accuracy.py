@@ -38,6 +38,7 @@ def _digits() -> dict[str, str]:
     study = Study.load(RESULTS / "digits.json")
     table = digits.strength_table(study)
     others = [p for p in study.rates if p != study.p]
+    ours, theirs = (statistics.median(run.seconds for run in study.select(n)) for n in ("rotationout", "dropout"))
     return {
         "digits_strengths": markdown(table.header, table.rows),
         "digits_none": digits.percent([run.test_accuracy for run in study.select("none")]),
@@ -48,6 +49,8 @@ def _digits() -> dict[str, str]:
         "digits_difference": digits.difference(study),
         "digits_other_p": ", ".join(f"{p:g}" for p in others),
         "digits_seconds": f"{sum(run.seconds for run in study.records):.0f}",
+        "digits_times": f"{ours / theirs:.1f}",
+        "digits_batch": f"{study.settings['batch']} × {study.settings['width']}",
         "digits_count": str(len(study.records)),
     }
 
