@@ -96,7 +96,7 @@ def test_errors_in_speech_are_those_of_the_records() -> None:
     assert all(len(values) == 5 for values in edits.values())
     none, dropout, rotation = (spread(edits[row]) for row in ("none", "dropout keep 0.9", "rotation"))
     assert f"errors in an utterance are {none} without, {dropout} with Dropout, {rotation} with RotationOut." in TEXT
-    for row, values in edits.items():  # "none of the noises can be told from training without one", nor in negative_results.md
+    for row, values in edits.items():  # nor in negative_results.md is one told from none
         assert row == "none" or p_value(values, edits["none"]) > LEVEL
 
 
