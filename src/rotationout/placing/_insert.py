@@ -53,7 +53,7 @@ def insert(
 
     Parameters, the keys of the state_dict and outputs in eval mode stay what they are (a running mean of the noise is a
     key more), and `remove` undoes it. A module that is called several times has noise at every call, drawn anew; one
-    that is used in several places has it in all of them. Insert first, then wrap, compile or script the model, and
+    that is used in several places has it in all of them. Insert first, then wrap, compile or export the model, and
     build a `rotationout.Schedule`.
 
     A noise after a module that returns a tuple is on its first entry: of an LSTM the sequence, not the states. A noise
