@@ -47,7 +47,7 @@ def test_a_captured_run_learns(row: str, precision: str, compiled: bool) -> None
     if compiled and (precision == "fp32" or row == "none"):
         pytest.skip("compiling takes its time; the others do")
     data = two_classes()
-    run = make(data, data)(config(row, steps=24, milestones=(), precision=precision, ramp=0))
+    run = make(data, data)(config(row, steps=24, milestones=(), precision=precision, ramp=0, kernels="torch"))
     if compiled:
         run.compile()
     assert run.step == 0

@@ -144,6 +144,15 @@ class Classification(Classifier[Images]):
         """Of images on the device."""
         return Small(images, rows, self.prepare)
 
+    def compile(self) -> None:
+        """As for every run, but not with kernels of ours, which torch.compile would do without."""
+        if self.config.kernels == "fused":
+            raise ValueError(
+                "--compile is for torch's kernels, and those of kernels='fused' are faster than compiled ones: leave "
+                "--compile out, or add --kernels torch"
+            )
+        super().compile()
+
     def regions(self) -> Iterable[nn.Module]:
         """The residual blocks, most of which are alike."""
         blocks: nn.Module = self.network.get_submodule("stages")
