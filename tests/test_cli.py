@@ -53,7 +53,7 @@ def test_every_command_has_help_with_an_example_that_parses(
         (tmp_path / path).touch()
     called: list[str] = []
 
-    def stand_in(function: Any) -> Any:
+    def stand_in(function: Any, **_: Any) -> Any:
         """A command that is parsed and not run."""
         return functools.wraps(function)(lambda *_, **__: called.append(name))
 
@@ -112,7 +112,7 @@ MISTAKES = [
     ("train an4 --data . --p 2 --steps 3", 2, "'--p', '--steps': p is a drop probability and must be in [0, 1)"),
     ("train an4 --data . --device tpu", 2, "must be cpu, cuda, cuda:1 and so on, got 'tpu'"),
     ("train an4 --data .", 1, "neither a manifest.tsv nor a folder with a wav.scp"),
-    ("train an4 --data . --device meta", 1, "neither a manifest.tsv"),
+    ("train an4 --data . --device meta", 1, "device 'meta' was asked for, but torch cannot compute there"),
     ("sweep an4 --data . --seeds 3-1", 2, "must be numbers and ranges, as in 0,1,2 or 0-4, got '3-1'"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
@@ -134,6 +134,7 @@ MISTAKES = [
     ("bench --out nowhere/record.json", 2, "there is no folder 'nowhere' to write to"),
     ("bench --p 1", 2, "p is a drop probability"),
     ("bench --device cuda:99 --shape 4,4", 1, "torch finds no GPU here"),
+    ("bench --device vulkan --shape 4,4", 1, "device 'vulkan' was asked for, but torch cannot compute there"),
 ]
 
 
@@ -196,7 +197,7 @@ def test_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
     monkeypatch.setattr(digits, "train", interrupted)
     assert cli.main(["demo", "--out", str(tmp_path)]) == 130
-    assert said(capsys).endswith("rotationout: interrupted; run the same command again to go on")
+    assert said(capsys).endswith("rotationout: interrupted")  # and would begin anew
 
 
 def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -221,7 +222,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("rotationout train an4 --noise rotation-", {"rotation-sequence"}),
         ("rotationout train an4 --precision fp", {"fp16", "fp32"}),
         ("rotationout train an4 --variational t", {"true"}),
-        ("rotationout figures coadaptation_", {"coadaptation_factor"}),
+        ("rotationout figures coadaptation_", {"coadaptation_factor", "coadaptation_trained"}),
         ("rotationout diagnose --str", {"--strict"}),
     ],
 )

@@ -77,15 +77,6 @@ def test_a_captured_run_learns(row: str, precision: str) -> None:
     assert run.result["best_top1"] == 100
 
 
-def test_a_compiled_run_learns() -> None:
-    data = two_classes()
-    run = make(data, data)(config(NOISES[2], steps=24, milestones=(), precision="bf16", ramp=0, kernels="fused"))
-    run.compile()
-    while not run.finished:
-        run.advance()
-    assert run.losses[-1] < 0.3
-
-
 def test_a_resumed_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     new = make(on_gpu(64), on_gpu(20, seed=1))
     settings = config("rotation default sigma 0.816", kernels="fused", precision="bf16")

@@ -1,5 +1,7 @@
 """On a GPU: runs captured in CUDA graphs learn, resume, and leave their neighbours alone, also compiled and shared."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tests.test_training import TABLE, config, make
 from tests.training_runs import carry_over, finish
 
 from rotationout import cli
-from rotationout.experiments import networks, results, sweep
+from rotationout.experiments import graphs, networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.recipes import TABLES
 
@@ -45,7 +47,7 @@ def test_a_captured_run_learns(row: str, precision: str, compiled: bool) -> None
     if compiled and (precision == "fp32" or row == "none"):
         pytest.skip("compiling takes its time; the others do")
     data = two_classes()
-    run = make(data, data)(config(row, steps=24, milestones=(), precision=precision, ramp=0))
+    run = make(data, data)(config(row, steps=24, milestones=(), precision=precision, ramp=0, kernels="torch"))
     if compiled:
         run.compile()
     assert run.step == 0
@@ -105,6 +107,37 @@ def test_runs_side_by_side_are_what_they_are_alone(tmp_path: Path) -> None:
     for one, other in zip(alone, beside, strict=True):
         torch.testing.assert_close(one["train_loss"], other["train_loss"], rtol=1e-2, atol=1e-2)
         assert one["device"] == torch.cuda.get_device_name()
+
+
+def _add_one(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_garbage_is_left_alone_while_a_graph_is_captured() -> None:
+    """That of a run which has ended: its graphs hang in a cycle."""
+    stream, x = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
+
+    class Ended:
+        def __init__(self) -> None:
+            self.itself = self
+            self.action = graphs.Action(lambda: _add_one(x))
+            self.action.capture(stream)
+
+    kept: list[list[int]] = []
+
+    def work() -> None:
+        kept.extend([] for _ in range(200_000))  # python looks for garbage long before there are so many
+        _add_one(x)
+
+    action, ended = graphs.Action(work), weakref.ref(Ended())
+    action.capture(stream)
+    assert ended() is not None
+    assert gc.isenabled()
+    gc.collect()
+    assert ended() is None
+    action()
+    torch.cuda.synchronize()
+    assert bool((x == 1).all())
 
 
 def test_every_row_can_be_captured(tmp_path: Path) -> None:

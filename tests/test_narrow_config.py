@@ -58,6 +58,14 @@ def test_compiled_blocks_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.compile(block, backend="eager", fullgraph=True)(x), plain(x))
 
 
+def test_runs_with_kernels_are_not_compiled() -> None:
+    """What would run then is not what the record says."""
+    run = make(images(16), images(4, seed=1))(config(kernels="fused"))
+    with pytest.raises(ValueError, match="leave --compile out, or add --kernels torch"):
+        run.compile()
+    assert not run.compiled
+
+
 def test_batchnorm_that_processes_share_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels would take the statistics of one process."""
     monkeypatch.setattr(layers, "_on_gpu", lambda x: True)

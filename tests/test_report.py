@@ -185,6 +185,23 @@ def test_stars_are_for_the_data_of_the_paper_alone() -> None:
     assert cells == {"none": "30.05 ± 0.07 *", "rotation": "30.05 ± 0.07"}, "the paper's has other initial weights"
 
 
+def test_the_names_of_curves_are_inside_their_figure() -> None:
+    """Of every table that has records, and of many names that are long."""
+    tables = [read_records(ROOT / "results", recipe) for recipe in TABLES]
+    curve = {"epochs": 2, "test_curve": [0.5, 0.6]}
+    tables.append([{"row": f"row {k}, of which much can be said: {'w' * 30}", **curve} for k in range(12)])
+    drawn = 0
+    for records in tables:
+        if records and "test_curve" in records[0]:
+            figure = curves_figure(records)
+            figure.draw_without_rendering()
+            (legend,) = figure.legends
+            box = legend.get_window_extent()
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, records[0]["row"]
+            drawn += 1
+    assert drawn > 2
+
+
 def test_curves_are_drawn_where_tests_were() -> None:
     record = {"row": "none", "epochs": 25, "cer_curve": [90.0, 20.0, 10.0], "config": {"test_every": 10}}
     (axes,) = curves_figure([record], "cer_curve", "CER, %", 1.0).axes

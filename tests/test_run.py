@@ -241,7 +241,7 @@ def test_a_compiled_run_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_(self, backend=backend, **options))
     monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(3, **options))
     torch._dynamo.reset()
-    settings = config(ramp=0, steps=3, batch=4)
+    settings = config(ramp=0, steps=3, batch=4, kernels="torch")
     plain, compiled = (make(images(12), images(4, seed=1))(settings) for _ in range(2))
     compiled.compile()
     assert (plain.compiled, compiled.compiled) == (False, True)

@@ -235,6 +235,7 @@ def test_the_commands(tmp_path: Path, kaldi: Path, capsys: pytest.CaptureFixture
     assert " | 6.8 | " in printed
     for wrong, code, message in (
         (["features", str(tmp_path / "r"), str(file)], 1, "neither a manifest.tsv nor a folder with a wav.scp"),
+        (["train", "wsj", *common, "--weight-drop", "2"], 2, "weight_drop is a drop probability"),
         (["train", "wsj", *common, "--precision", "bf16"], 2, "precision must be one of 'fp16', 'fp32'"),
         (["train", "wsj", *common, "--held-out", "99"], 1, "held_out must leave speakers on either side"),
         (["train", "an4", *common], 1, "wsj.pt has no features of test, train; it has test_eval92, train_si284"),

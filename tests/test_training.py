@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,11 +86,13 @@ def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
 
 
 def test_the_schedule_is_the_recipes() -> None:
-    row = {c.row: c for c in TABLES[TABLE]()}["rotation authors sigma 0.500"]
+    rows = {c.row: c for c in TABLES[TABLE]()}
+    row = rows["rotation authors sigma 0.500"]
     assert [row.rate_at(step) for step in (0, 31_999, 32_000, 48_000, 62_400)] == pytest.approx(
         [0.1, 0.1, 0.01, 1e-3, 1e-4]
     )
     assert row.ramp == 2000
+    assert {name for name, row in rows.items() if row.ramp} == {name for name in rows if "rotation authors" in name}
 
 
 @pytest.mark.usefixtures("_small")
@@ -300,12 +303,14 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
         ({"precision": "fp8"}, "precision must be one of"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"ramp": -1}, "ramp must not be negative"),
+        ({"learning_rate": math.nan}, "learning_rate must not be negative, got nan"),
         ({"fade_out": -1}, "fade_out must not be negative"),
         ({"fade_out": 8}, "fade_out must be at most steps = 7, got 8"),
         ({"network": "resnet101"}, "did you mean 'resnet110'"),
         ({"stages": (3, 4)}, "stages are 1, 2 and 3"),
         ({"norm": "layer"}, "norm must be one of"),
         ({"ghost_batch": 1}, "or 2 to batch = 16 examples, got 1"),
+        ({"dropout": 1.5}, r"dropout is a drop probability and must be in \[0, 1\), got 1.5"),
         ({"ghost_batch": 17}, "ghost_batch must be 0, for the whole batch, or 2 to batch = 16 examples, got 17"),
         ({"norm": "group", "ghost_batch": 8}, "normalises every example alone: ghost_batch must be 0, got 8"),
     ],

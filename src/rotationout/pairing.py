@@ -18,7 +18,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["as_table", "count_structured", "from_permutation", "partner_and_sign", "sign_words", "structured_groups"]
+__all__ = [
+    "as_table",
+    "count_structured",
+    "from_permutation",
+    "partner_and_sign",
+    "sign_words",
+    "structured",
+    "structured_groups",
+    "words_per_draw",
+]
 
 
 def from_permutation(permutation: Tensor) -> Tensor:
@@ -40,7 +49,7 @@ def partner_and_sign(index: Tensor, seed: Tensor | None, features: int) -> tuple
         code = index.long()
         idle = torch.arange(features, device=index.device)
         return torch.where(code == 0, idle, code.abs() - 1), code.sign().to(torch.int8)
-    partner, second, bit = _structured(index, features)
+    partner, second, bit = structured(index, features)
     word = _splitmix64(seed, _first_word(index, features) + (bit >> 6))
     flip = (word >> (bit & 63)) & 1
     sign = (2 * flip - 1) * torch.where(second, -1, 1)
@@ -112,17 +121,18 @@ def sign_words(seed: Tensor, index: Tensor, features: int) -> Tensor:
 
     They are computed from the seed whenever they are needed, so that a draw keeps one number instead of D/2 bits.
     """
-    width = _words_per_draw(features)
+    width = words_per_draw(features)
     return _splitmix64(seed, _first_word(index, features) + torch.arange(width, device=index.device))
 
 
-def _words_per_draw(features: int) -> int:
+def words_per_draw(features: int) -> int:
+    """W: the words of 64 bits that hold the signs of a draw."""
     return (features // 2 + 63) // 64
 
 
 def _first_word(index: Tensor, features: int) -> Tensor:
-    count = index.numel() * _words_per_draw(features)
-    return torch.arange(0, count, _words_per_draw(features), device=index.device).view(*index.shape, 1)
+    count = index.numel() * words_per_draw(features)
+    return torch.arange(0, count, words_per_draw(features), device=index.device).view(*index.shape, 1)
 
 
 def _splitmix64(seed: Tensor, count: Tensor) -> Tensor:
@@ -142,7 +152,7 @@ def _shift(word: Tensor, by: int) -> Tensor:
     return torch.bitwise_and(word >> by, 2 ** (64 - by) - 1)
 
 
-def _structured(k: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:
+def structured(k: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:
     """Partner, whether second in its pair, and sign bit of every feature, each (…, D)."""
     if features % 2:  # a tournament with a bye: r/2 (mod D) is idle
         feature = torch.arange(features, device=k.device)

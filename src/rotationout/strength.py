@@ -42,8 +42,9 @@ ANGLE_LIMIT = 5 * math.pi / 12
 
 def check_number(name: str, value: object) -> float:
     """``value`` as a float, or a TypeError that names the argument."""
-    if isinstance(value, bool | str) or not hasattr(value, "__float__") or hasattr(value, "detach"):
-        hint = "; pass a Python float, e.g. tensor.item()" if hasattr(value, "detach") else ""
+    held = hasattr(value, "detach") or getattr(value, "ndim", 0) > 0  # a number in a tensor or in an array is none
+    if held or isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        hint = f"; pass a Python float, e.g. {type(value).__name__.lower()}.item()" if held else ""
         raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}{hint}")
     return float(value)
 
@@ -67,14 +68,18 @@ def check_rate(p: object, name: str = "p") -> float:
     return rate
 
 
-def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
-    """``value`` if it is one of ``choices``, or a ValueError that lists them and the nearest name."""
+def check_choice(name: str, value: object, choices: Iterable[str], *, also: str = "") -> str:
+    """``value`` if it is one of ``choices``, or a ValueError that lists them and the nearest name.
+
+    What the caller would have taken besides names, None say, it tells in ``also``.
+    """
     options = tuple(choices)
     if isinstance(value, str) and value in options:
         return value
     near = difflib.get_close_matches(str(value), options, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}{hint}")
+    right = ", ".join(map(repr, options)) + (f" or {also}" if also else "")
+    raise ValueError(f"{name} must be one of {right}, got {value!r}{hint}")
 
 
 def to_lam(kind: str, value: float) -> float:

@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, int, int | None, ro.Draw, bool, str]
         pairing_per=draw(st.sampled_from(["row", "example", "batch"])),
         angle_per=draw(st.sampled_from(["row", "example", "batch"])),
     )
-    return x, dim, batch_dim, choice, draw(st.booleans()), draw(st.sampled_from(["reference", "cpu"]))
+    return x, dim, batch_dim, choice, draw(st.booleans()), draw(st.sampled_from(["reference", "small", "cpu"]))
 
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5, torch.float64: 1e-12}
@@ -66,7 +66,7 @@ def test_any_shape_stride_axis_and_dtype_equals_the_matrix_form(
 
 
 @pytest.mark.parametrize("features", [16, 48, 1024, 2064])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", ["reference", "small", "cpu"])
 def test_structured_rows_of_every_width(features: int, backend: str) -> None:
     x, mean = torch.randn(3, 5, features), torch.randn(features)
     rotation = ro.sample_rotation(x.shape, 0.4, draw=STRUCTURED)
@@ -74,7 +74,7 @@ def test_structured_rows_of_every_width(features: int, backend: str) -> None:
     torch.testing.assert_close(y.double(), by_matrix(x, rotation, mean, -1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", ["reference", "small", "cpu"])
 def test_structured_rows_with_an_axis_of_size_one(backend: str) -> None:
     """The signs of a draw lie along an axis of size 1, which torch calls contiguous whatever its stride."""
     x = torch.randn(3, 16, 1).permute(1, 2, 0)
@@ -86,7 +86,7 @@ def test_structured_rows_with_an_axis_of_size_one(backend: str) -> None:
 def test_a_mean_for_every_row() -> None:
     x, mean = torch.randn(4, 6, 3), torch.randn(4, 1, 6)
     rotation = ro.sample_rotation(x.shape, 0.4, dim=1)
-    for backend in ("reference", "cpu"):
+    for backend in ("reference", "small", "cpu"):
         y = rotate(x, rotation, mean, dim=1, backend=backend)
         torch.testing.assert_close(y.double(), by_matrix(x, rotation, mean, 1), rtol=1e-5, atol=1e-5)
 

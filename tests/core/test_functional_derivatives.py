@@ -37,7 +37,7 @@ DERIVATIVES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DERIVATIVES)
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "small", "reference"])
 def test_first_and_second_derivatives_backward_and_forward(name: str, backend: str) -> None:
     shape, choices = DERIVATIVES[name]
     function = seeded(lambda x: rotation_out(x, 0.3, backend=backend, **choices))

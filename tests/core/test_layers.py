@@ -128,8 +128,11 @@ def test_a_layer_made_in_inference_mode_can_be_trained() -> None:
     with torch.inference_mode():
         module = ro.RotationOut(0.3)
         module.to(torch.float64)
+        running = ro.RotationOut(0.3, center="running", num_features=2, momentum=1.0)
     module.p = 0.5
     assert module._scale.item() == pytest.approx(1.0)
+    running(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert running.running_mean.tolist() == [2.0, 3.0]
 
 
 def test_autocast_takes_what_it_is_given() -> None:
@@ -283,9 +286,11 @@ MAP = torch.randn(2, 8, 4, 4)
     [
         (lambda: ro.RotationOut(1.0), ValueError, r"p is a drop probability and must be in \[0, 1\)"),
         (lambda: ro.RotationOut("0.5"), TypeError, "p must be a number"),
+        (lambda: ro.RotationOut(torch.tensor(0.5)), TypeError, r"p must be a number, got Tensor .*tensor\.item\(\)"),
+        (lambda: ro.RotationOut(nn.Parameter(torch.tensor(0.5))), TypeError, "p must be a number, got Parameter"),
         (lambda: ro.RotationOut(preset="auhtors"), ValueError, "did you mean 'authors'"),
         (lambda: ro.RotationOut(law="gaussian"), ValueError, "law must be one of 'gaussian_tan'"),
-        (lambda: ro.RotationOut(center="mean"), ValueError, "center must be one of"),
+        (lambda: ro.RotationOut(center="mean"), ValueError, "center must be one of .*'running' or None, got"),
         (lambda: ro.RotationOut(center="running"), ValueError, "needs num_features"),
         (lambda: ro.RotationOut(center="running", num_features=1), ValueError, "needs num_features"),
         (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\]"),
@@ -312,7 +317,7 @@ MAP = torch.randn(2, 8, 4, 4)
             r"num_features is 3, but the input has 4 features, those of its axis \d: \(",
         ),
         (lambda: ro.RotationOut()(MAP.long()), TypeError, "got torch.int64"),
-        (lambda: ro.RotationOut(backend="nope"), ValueError, "backend must be one of"),
+        (lambda: ro.RotationOut(backend="nope"), ValueError, "backend must be one of .*'triton' or None, got"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:

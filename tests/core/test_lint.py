@@ -168,6 +168,14 @@ CASES: dict[str, list[Case]] = {
             TOKENS[:, :1],
             code=False,
         ),
+        Case(  # (C, H, W): there is no batch at all
+            sequence(ro.RotationOut2d(0.2)),
+            sequence(ro.RotationOut2d(0.2, center=None)),
+            "0",
+            r"a single example, \(3, 9, 9\)",
+            IMAGES[0],
+            code=False,
+        ),
     ],
     "mean-sees-later-steps": [
         Case(
@@ -293,6 +301,27 @@ def test_what_could_not_be_looked_at_is_said() -> None:
     one = lint(nn.Sequential(ro.nn.CentredDropout(0.2)), VECTORS[:1])
     assert [finding.rule for finding in one] == ["mean-of-one-example", "not-checked"]
     assert "ValueError: center='batch' needs more than one value" in str(one)
+
+
+@pytest.mark.parametrize(
+    ("noise", "given", "message"),
+    [
+        (ro.RotationOut2d(0.2), VECTORS, "RotationOut2d takes (N, C, H, W) or (C, H, W), got 2 dimensions"),
+        (ro.RotationOutSequence(0.2), IMAGES, "sequences are (T, N, C), (T, C) or packed, got 4 dimensions"),
+        (ro.nn.CentredDropout(0.2, dim=3), VECTORS, "dim = 3 does not exist in a tensor with 2 dimensions"),
+        (ro.RotationOut(0.2), VECTORS[:, :1], "has size 1, but a rotation needs at least 2 features"),
+    ],
+)
+def test_what_a_noise_refuses_is_a_finding(noise: nn.Module, given: Tensor, message: str) -> None:
+    (finding,) = lint(nn.Sequential(nn.Identity(), noise), given)
+    assert finding.rule == "not-checked"
+    assert message in finding.message
+
+
+def test_packed_sequences_are_one_input() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.randn(5, 8), torch.randn(3, 8)])
+    lstm = ro.nn.NoisyLSTM(8, 8, num_layers=2, layer_noise=ro.RotationOutSequence(0.2, center="batch"))
+    assert [finding.rule for finding in lint(lstm, packed)] == ["mean-sees-later-steps"]
 
 
 def test_findings_read_as_lines() -> None:

@@ -84,7 +84,7 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (
             lambda: ro.insert(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), VECTORS, before="x"),
             ValueError,
-            "script",
+            "whose code is fixed: change the model that it was made from",
         ),
         (lambda: ro.insert(torch.compile(Network()), VECTORS, before=nn.Linear), ValueError, r"compiled already"),
         (lambda: ro.insert(Network(), VECTORS), ValueError, r"say where"),

@@ -56,7 +56,7 @@ def check_enumeration(features: int) -> None:
 @pytest.mark.parametrize("features", [2, 5, 8, 12, 16, 48, 64, 96])
 def test_every_structured_pair_has_a_sign_bit_of_its_own(features: int) -> None:
     draws = torch.arange(pairing.count_structured(features))
-    partner, second, bit = pairing._structured(draws, features)
+    partner, second, bit = pairing.structured(draws, features)
     for row in range(len(draws)):
         first = ~second[row] & (partner[row] != torch.arange(features))
         assert sorted(bit[row][first].tolist()) == list(range(features // 2))

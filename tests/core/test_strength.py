@@ -64,6 +64,14 @@ def test_a_tensor_is_no_rate() -> None:
         strength.check_rate(torch.tensor(0.5))
 
 
+def test_an_array_is_no_rate() -> None:
+    np = pytest.importorskip("numpy")
+    assert strength.check_rate(np.float32(0.5)) == 0.5
+    for values in ([0.5], [0.5, 0.2]):
+        with pytest.raises(TypeError, match=r"p must be a number, got ndarray .*ndarray\.item\(\)"):
+            strength.check_rate(np.array(values))
+
+
 @pytest.mark.parametrize("lam", [-1.0, math.inf, math.nan])
 def test_bad_lam(lam: float) -> None:
     with pytest.raises(ValueError, match="lam must be finite and not negative"):

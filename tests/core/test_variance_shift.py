@@ -185,6 +185,19 @@ def test_a_bar_on_a_terminal_and_only_there(rich: bool, monkeypatch: pytest.Monk
         assert ("variance shift" in screen.getvalue()) == shown
 
 
+def test_only_layers_that_are_named() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+    batches = [torch.randn(50, 3) for _ in range(3)]
+    (layer,) = variance_shift(model, batches, layers=["3"]).layers
+    everything = variance_shift(model, batches)
+    assert layer.name == "3"
+    assert len(everything) == 2
+    torch.testing.assert_close((layer.train, layer.test), (everything["3"].train, everything["3"].test))
+    for wrong, message in ((["3", "1"], "no BatchNorm layer '1'; it has '0', '3'"), ("3", "a list"), ([], "a list")):
+        with pytest.raises(ValueError, match=message):
+            variance_shift(model, batches, layers=wrong)
+
+
 def test_the_table() -> None:
     model = nn.Sequential(
         nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)

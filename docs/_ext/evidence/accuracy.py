@@ -23,6 +23,7 @@ from .cells import RESULTS, markdown
 __all__ = ["PROTOCOL", "texts"]
 
 PROTOCOL = "cifar100_resnet110_protocol"
+DROPOUT_A = "Dropout-a, centred"
 ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 NOTHING = "*No run of this is recorded yet.*"
@@ -37,6 +38,7 @@ def _digits() -> dict[str, str]:
     study = Study.load(RESULTS / "digits.json")
     table = digits.strength_table(study)
     others = [p for p in study.rates if p != study.p]
+    ours, theirs = (statistics.median(run.seconds for run in study.select(n)) for n in ("rotationout", "dropout"))
     return {
         "digits_strengths": markdown(table.header, table.rows),
         "digits_none": digits.percent([run.test_accuracy for run in study.select("none")]),
@@ -47,6 +49,8 @@ def _digits() -> dict[str, str]:
         "digits_difference": digits.difference(study),
         "digits_other_p": ", ".join(f"{p:g}" for p in others),
         "digits_seconds": f"{sum(run.seconds for run in study.records):.0f}",
+        "digits_times": f"{ours / theirs:.1f}",
+        "digits_batch": f"{study.settings['batch']} × {study.settings['width']}",
         "digits_count": str(len(study.records)),
     }
 
@@ -61,11 +65,9 @@ def _protocol() -> dict[str, str]:
     for row in sorted(means, key=lambda row: -means[row]):
         spread = [digits.percent([run[key] / 100 for run in runs[row]]) for key in ("last10_top1", "best_top1")]
         rows.append([*row, str(len(runs[row])), *spread])
-    effects = [
-        f"{means[row] - means[row[0], 'no ramp', row[2]]:+.2f} ({row[0]})"
-        for row in means
-        if row[1] == "ramp" and (row[0], "no ramp", row[2]) in means
-    ]
+    ramp = {row: means[row] - means[row[0], "no ramp", row[2]] for row in sorted(means) if row[1] == "ramp"}
+    decay = {row: means[row] - means[row[0], row[1], "1e-4"] for row in means if row[2] == "5e-4"}
+    effects = {form: ", ".join(f"{ramp[row]:+.2f}" for row in ramp if row[0] == form) for form, _, _ in ramp}
     first = records[0]["config"]
     return {
         "protocol_table": markdown(["preset", "ramp", "weight decay", "n", "last 10 epochs, %", "best epoch, %"], rows),
@@ -73,7 +75,8 @@ def _protocol() -> dict[str, str]:
         "protocol_steps": f"{first['steps']:,}",
         "protocol_held_out": f"{first['held_out']:,}",
         "protocol_ramp": f"{max(record['config']['ramp'] for record in records):,}",
-        "protocol_ramp_effects": " and ".join(effects).replace("-", "−"),
+        "protocol_ramp_effects": "; ".join(f"{form} {two}" for form, two in effects.items()).replace("-", "−"),
+        "protocol_decay_effects": f"{min(decay.values()):.2f} to {max(decay.values()):.2f}",
         "protocol_p": f"{first['p']:g}",
         "protocol_spread": f"{max(means.values()) - min(means.values()):.2f}",
     }
@@ -121,8 +124,16 @@ def _studies() -> dict[str, str]:
     for key, (recipe, make) in makers.items():
         records = read_records(RESULTS, recipe)
         found[key] = make(records).markdown() if records else NOTHING
+    found |= _corrected(read_records(RESULTS, shift.RECIPE))
     found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
     return found
+
+
+def _corrected(records: list[dict[str, Any]]) -> dict[str, str]:
+    """How far stored variances of Dropout-a are off after the closed form, in the first block and in the last."""
+    runs = [run["variance_shift"]["states"]["corrected"]["stored_r_mean"] for run in by_row(records)[DROPOUT_A]]
+    first, last = (statistics.fmean(run[block] for run in runs) for block in (0, -1))
+    return {"shift_first": f"{first:.2f}", "shift_last": f"{last:.2f}"}
 
 
 def _speech() -> dict[str, str]:

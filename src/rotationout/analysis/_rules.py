@@ -29,7 +29,7 @@ from ..nn import (
     WeightDrop,
 )
 from ..nn.base import CentredNoise
-from ..nn.rotation import _RotationOutNd
+from ..nn.rotation import _RotationOutMaps, _RotationOutNd
 from ..placing._layout import dims_of_noise, takes_axis
 from ..placing._probe import Seen
 from ..placing._slot import Slot
@@ -134,9 +134,9 @@ def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
     On vectors that is an error in training. On maps and sequences the mean is that of one example, which is not
     the mean of the features: what all positions of it have in common is left without noise.
     """
-    for name, noise, shape in _about_batch_mean(view):
-        axis = noise._axes(torch.empty(shape, device="meta"))[1]
-        if shape[0 if axis is None else axis] == 1:
+    for name, noise, shape, (_, examples) in _about_batch_mean(view):
+        unbatched = examples is None and isinstance(noise, _RotationOutMaps)  # (T, C) may be the rows of packed ones
+        if unbatched or shape[examples or 0] == 1:
             yield name, f"center='batch' with a single example, {shape}; use larger batches, or center='running'"
 
 
@@ -151,9 +151,8 @@ def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
     if causal is None:
         return
     told = set()
-    for name, noise, shape in _about_batch_mean(view):
-        features_last = noise._axes(torch.empty(shape, device="meta"))[0] == len(shape) - 1
-        if features_last and len(shape) > 2:
+    for name, _, shape, (features, _) in _about_batch_mean(view):
+        if features == len(shape) - 1 and len(shape) > 2:
             told.add(name)
     told |= {n for n, m in view.noises.items() if isinstance(m, RotationOutSequence) and m.center == "batch"}
     for name in sorted(told):
@@ -182,9 +181,9 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
             yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which turns the signs of features; use at most p = 0.25"
         elif isinstance(noise, _RotationOutNd):
             lam = strength.to_lam("dropout", rate)
-            given = view.flow.shapes.get(name, [])
-            sizes = {shape[noise._axes(torch.empty(shape, device="meta"))[0]] for shape in given}
-            for features in sorted(size for size in sizes if lam > size - 1):
+            given = {shape: _axes(noise, shape) for shape in view.flow.shapes.get(name, [])}
+            sizes = {shape[axes[0]] for shape, axes in given.items() if axes is not None}
+            for features in sorted(size for size in sizes if 0 < size - 1 < lam):
                 yield (
                     name,
                     f"λ = {lam:.3g} is more than D − 1 = {features - 1}: correlations of features are turned, not "
@@ -297,12 +296,26 @@ def batchnorm_statistics(view: View) -> Iterator[tuple[str, str]]:
             yield name, "momentum=0 keeps its running statistics what they are; use 0.1, or freeze it with eval()"
 
 
-def _about_batch_mean(view: View) -> Iterator[tuple[str, CentredNoise, tuple[int, ...]]]:
-    """Noises about a batch mean, with each shape that they were given."""
+Axes = tuple[int, int | None]
+"""That of features, and that of examples."""
+
+
+def _about_batch_mean(view: View) -> Iterator[tuple[str, CentredNoise, tuple[int, ...], Axes]]:
+    """Noises about a batch mean, with each shape that they were given and took, and its axes."""
     for name, noise in view.noises.items():
         if isinstance(noise, CentredNoise) and noise.center == "batch":
             for shape in dict.fromkeys(view.flow.shapes.get(name, [])):
-                yield name, noise, shape
+                axes = _axes(noise, shape)
+                if axes is not None:
+                    yield name, noise, shape, axes
+
+
+def _axes(noise: CentredNoise, shape: tuple[int, ...]) -> Axes | None:
+    """Where a noise has features and examples in what it was given; None where it refused that, as the run tells."""
+    try:
+        return noise._axes(torch.empty(shape, device="meta"))
+    except (ValueError, IndexError):
+        return None
 
 
 def _on_features(module: nn.Module) -> bool:

@@ -110,7 +110,9 @@ def correct_batchnorm_(
     anything else (a weight layer, the paper's Dropout-b, shifts each channel by a factor of its own), noise about the
     origin, noise on other features than the layer's channels, two noises, a layer that is called several times, and
     statistics that are corrected already. `recalibrate_batchnorm_` repairs all of these. Noise that arrives through
-    another BatchNorm layer is not looked at, in the paper's own use neither; what it shifts is left as it is.
+    another BatchNorm layer is not looked at, in the paper's own use neither; what it shifts is left as it is. So is
+    what the repair itself does to layers further on, which are given more than they were in training: where several
+    layers of a model are to be repaired, one behind the other, `recalibrate_batchnorm_` is the one to use.
 
     Args:
         model: changed in place: the running statistics and ``num_batches_tracked`` of BatchNorm layers, no more.

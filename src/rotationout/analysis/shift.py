@@ -7,12 +7,13 @@ the same in testing mode with the same data pipeline, and r = max(train / test, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..placing._slot import check_attached
 from . import _passes
@@ -148,6 +149,7 @@ def variance_shift(
     model: nn.Module,
     batches: Iterable[Any],
     *,
+    layers: Collection[str] | None = None,
     forward: Forward | None = None,
     limit: int | None = None,
     show_progress: bool = True,
@@ -170,6 +172,7 @@ def variance_shift(
             noises inserted or not.
         batches: goes to the model, with the augmentation of training: a DataLoader or a list. A batch is a tensor, a
             tuple or list whose first entry is the input, or a mapping of keyword arguments.
+        layers: names of the BatchNorm layers to measure, all if not given: in a deep model a few take far less time.
         forward: calls the model with a batch that is none of these: ``lambda model, batch: model(batch["image"])``.
         limit: the most batches of a pass.
         show_progress: a bar on a terminal, if rich is installed.
@@ -184,11 +187,11 @@ def variance_shift(
     check_attached(model)
     _passes.check_batches(batches)
     _passes.check_limit(limit)
-    layers = _passes.batchnorms(model)
+    chosen = _chosen(_passes.batchnorms(model), layers)
     total = _passes.count(batches, limit)
     with _passes.progress("variance shift", None if total is None else 2 * total, show_progress) as tick:
         train, test = (
-            _measure(model, layers, batches, training, forward=forward, limit=limit, tick=tick)
+            _measure(model, chosen, batches, training, forward=forward, limit=limit, tick=tick)
             for training in (True, False)
         )
     measured = tuple(
@@ -196,9 +199,9 @@ def variance_shift(
             name,
             scatter.variance(),
             test[name].variance(),
-            None if (stored := layers[name].running_var) is None else stored.detach().double().cpu(),
+            None if (stored := chosen[name].running_var) is None else stored.detach().double().cpu(),
             scatter.calls,
-            layers[name].eps,
+            chosen[name].eps,
         )
         for name, scatter in train.items()
         if name in test
@@ -206,6 +209,18 @@ def variance_shift(
     if not measured:
         raise ValueError("no BatchNorm layer was called in both modes: the model may not use them on these batches")
     return VarianceShift(measured)
+
+
+def _chosen(known: dict[str, _BatchNorm], names: Collection[str] | None) -> dict[str, _BatchNorm]:
+    """The layers of these names, or all."""
+    if names is None:
+        return known
+    if isinstance(names, str) or not names:
+        raise ValueError(f"layers must be a list of names of BatchNorm layers, or None for all, got {names!r}")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"layers: the model has no BatchNorm layer {name!r}; it has {', '.join(map(repr, known))}")
+    return {name: layer for name, layer in known.items() if name in names}
 
 
 class _Scatter:

@@ -38,7 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 """Every command by its name, in the order of the help."""
 
 WITH_FIELDS = ("train", "sweep")
-"""Those that have an option for every field of a config."""
+"""Those that have an option for every field of a config: they train, and go on from their checkpoints."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ def build(words: Sequence[str] = WITH_FIELDS) -> typer.Typer:
     )
     app.callback()(_common)
     for name, function in COMMANDS.items():
-        text, chosen = help_of(function), trouble.told(function)
+        text, chosen = help_of(function), trouble.told(function, goes_on=name in WITH_FIELDS)
         if name in WITH_FIELDS and name in words:
             from .fields import data_of_tasks, with_fields  # these need torch
 

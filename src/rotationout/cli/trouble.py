@@ -57,15 +57,20 @@ def chosen(option: str, value: str, choices: Iterable[str]) -> str:
         misuse(str(error).removeprefix(f"{option} "), option)
 
 
-def told(function: Callable[..., None]) -> Callable[..., None]:
-    """The command, with errors that are not bugs told in a line."""
+def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..., None]:
+    """The command, with errors that are not bugs told in a line.
+
+    Args:
+        function: the command.
+        goes_on: whether it goes on from where it was interrupted when it is run again.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
         try:
             function(*args, **options)
         except KeyboardInterrupt:
-            say("interrupted; run the same command again to go on")
+            say("interrupted" + ("; run the same command again to go on" if goes_on else ""))
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # whoever read the output has seen enough
             raise

@@ -63,7 +63,7 @@ class ClassificationConfig(ClassifierConfig):
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
         check_choice("kernels", self.kernels, KERNELS)
-        check_rate(self.dropout)
+        check_rate(self.dropout, "dropout")
         self._check_least(0, "held_out", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
@@ -143,6 +143,15 @@ class Classification(Classifier[Images]):
     def build_source(self, images: Images, rows: int) -> Small:
         """Of images on the device."""
         return Small(images, rows, self.prepare)
+
+    def compile(self) -> None:
+        """As for every run, but not with kernels of ours, which torch.compile would do without."""
+        if self.config.kernels == "fused":
+            raise ValueError(
+                "--compile is for torch's kernels, and those of kernels='fused' are faster than compiled ones: leave "
+                "--compile out, or add --kernels torch"
+            )
+        super().compile()
 
     def regions(self) -> Iterable[nn.Module]:
         """The residual blocks, most of which are alike."""

@@ -82,7 +82,7 @@ class Config:
     def _check_least(self, least: int, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if value < least:
+            if not value >= least:  # NaN is not either
                 bound = f"be at least {least}" if least else "not be negative"
                 raise ValueError(f"{name} must {bound}, got {value!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -89,10 +90,22 @@ def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = N
     graph = torch.cuda.CUDAGraph()
     # NCCL has a thread that looks after exchanges, and loaders one that pins memory; what these ask the driver must not
     # end the capture.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    with _no_garbage(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         work()
     replay: Callable[[], None] = graph.replay
     return replay
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Nothing is collected inside: graphs of runs that have ended hang in cycles, and to free one may end a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Graphs:

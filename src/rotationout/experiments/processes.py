@@ -53,8 +53,7 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but torch finds no GPU here")
+    _check_device(device)
     if launched() and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda" and device.index is not None:
@@ -67,6 +66,21 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def _check_device(device: torch.device) -> None:
+    """An error that tells if torch cannot work there."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device '{device}' was asked for, but torch finds {count or 'no'} GPU here")
+        return
+    try:
+        usable = torch.zeros(1, device=device).item() == 0  # on the meta device there is no number
+    except (RuntimeError, NotImplementedError, AssertionError):  # as every backend has it
+        usable = False
+    if not usable:
+        raise ValueError(f"device '{device}' was asked for, but torch cannot compute there; cpu and cuda are meant")
 
 
 def launched() -> bool:

@@ -88,7 +88,7 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
         except ValueError as error:
             states[name] = {"refused": str(error)}
             continue
-        shift = variance_shift(network, images, **options)
+        shift = variance_shift(network, images, layers=behind, **options)
         states[name] = {"top1": 100 * _accuracy(run, network)}
         for ratio in ("r", "stored_r"):
             found = [getattr(shift[layer], ratio) for layer in behind]

@@ -63,7 +63,7 @@ def sweep(
     active: list[Job] = []
     failed: list[str] = []
     with (
-        # cuDNN's own choice of algorithms is slower by a quarter (H200, ResNet110, 8 runs: 6.0 and 4.8 ms).
+        # cuDNN tries its algorithms: its own choice is slower for networks of few channels.
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
         _interrupts_wait() as interrupts,
         progress.shown(sys.stderr if out is None else out, silent=processes.rank() > 0) as display,

@@ -49,7 +49,7 @@ def check_center(center: str | Tensor | None, x: Tensor, axis: int) -> None:
     if isinstance(center, Tensor):
         check_mean("center", center, x, axis)
     elif center is not None:
-        strength.check_choice("center", center, ("batch",))
+        strength.check_choice("center", center, ("batch",), also="None or a mean, a tensor")
 
 
 def check_mean(name: str, mean: Tensor, x: Tensor, axis: int) -> None:

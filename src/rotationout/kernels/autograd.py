@@ -2,7 +2,7 @@
 
 The operator is linear in x: y = x + K(x − m) with K = tan θ · A. A is skew-symmetric and tan θ is constant along the
 features, so the adjoint of I + K is I − K: the same operator turned the other way. Nothing of x is kept for backward,
-only the draw.
+only the draw. Few elements on a CPU are turned by an expression that autograd differentiates by itself.
 
 There are three classes for each operator, with one backward. Under torch.compile the first is traced; the second adds
 forward-mode AD and vmap; the third, for everyday use, has its context in forward, which torch calls three times faster.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import opaque, reference
+from . import opaque, reference, small
 from .dispatch import implementation
 
 __all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
@@ -41,8 +41,10 @@ def rotate(
     if tan.requires_grad or backend == "reference" or _is_batched(x):  # a learned angle, say: autograd sees every step
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
-    if not transformed and not _is_tracked(x, mean):
-        return cast(Tensor, implementation(x, backend).rotate(x, mean, tan, index, seed, dim, adjoint))
+    if not transformed:
+        kernels = implementation(x, backend)
+        if kernels is small or not _is_tracked(x, mean):
+            return cast(Tensor, kernels.rotate(x, mean, tan, index, seed, dim, adjoint))
     function = _Rotate if torch.compiler.is_compiling() else _RotateTransformed if transformed else _RotateEager
     return function.apply(x, mean, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -65,8 +67,10 @@ def rotate_centred(
     if tan.requires_grad or backend == "reference" or _is_batched(x):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
-    if not transformed and not _is_tracked(x):
-        return cast(Tensor, implementation(x, backend).rotate_centred(x, weight, tan, index, seed, dim, adjoint))
+    if not transformed:
+        kernels = implementation(x, backend)
+        if kernels is small or not _is_tracked(x):
+            return cast(Tensor, kernels.rotate_centred(x, weight, tan, index, seed, dim, adjoint))
     eager = _RotateCentredTransformed if transformed else _RotateCentredEager
     function = _RotateCentred if torch.compiler.is_compiling() else eager
     return function.apply(x, weight, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]

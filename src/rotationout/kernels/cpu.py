@@ -16,7 +16,7 @@ from . import reference
 from .memory import in_memory_order
 from .reference import feature_sum, follow_mean, mean_parts
 
-__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "signs_of_bytes"]
 
 
 def rotate(
@@ -103,7 +103,7 @@ def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Ten
     position = position.int() if rows * groups < 2**31 else position  # the shorter index is read faster
     fetched = centred.view(-1, 8).index_select(0, position).view(rows, groups, 8)
     lane = (torch.arange(8, device="cpu") ^ flip).unsqueeze(1).expand_as(fetched)
-    rotated = _signs_of_bytes(turn.dtype).index_select(0, signs.flatten().int()).view_as(fetched)
+    rotated = signs_of_bytes(turn.dtype).index_select(0, signs.flatten().int()).view_as(fetched)
     rotated = rotated.mul_(fetched.gather(2, lane)).view_as(dense)
     return torch.addcmul(values, rotated, turn, out=rotated)
 
@@ -125,7 +125,7 @@ def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
 
 
 @functools.lru_cache(maxsize=2)
-def _signs_of_bytes(dtype: torch.dtype) -> Tensor:
+def signs_of_bytes(dtype: torch.dtype) -> Tensor:
     """Row b holds +1 where a bit of b is set and −1 where it is not, (256, 8)."""
     return ((torch.arange(256, device="cpu").unsqueeze(1) >> torch.arange(8, device="cpu")) & 1).to(dtype) * 2 - 1
 

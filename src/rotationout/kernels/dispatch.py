@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..strength import check_choice
-from . import cpu, opaque, reference
+from . import cpu, opaque, reference, small
 
 __all__ = ["BACKENDS", "implementation", "sampler"]
 
-BACKENDS = ("reference", "cpu", "triton")
+BACKENDS = ("reference", "small", "cpu", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -25,16 +25,16 @@ def implementation(x: Tensor, backend: str | None) -> ModuleType:
     """
     compiling = torch.compiler.is_compiling()
     if backend is not None:
-        check_choice("backend", backend, BACKENDS)
+        check_choice("backend", backend, BACKENDS, also="None")
         reason = _obstacle(backend, x)
         if reason:
             raise ValueError(f"backend={backend!r} {reason}; leave backend=None to choose what can run")
     else:
-        names = ("triton", "reference") if compiling else ("triton", "cpu", "reference")
+        names = ("triton", "reference") if compiling else ("triton", "small", "cpu", "reference")
         backend = next(name for name in names if not _obstacle(name, x))
     if backend == "triton":
         return opaque if compiling else _triton()
-    return cpu if backend == "cpu" else reference
+    return {"small": small, "cpu": cpu, "reference": reference}[backend]
 
 
 def sampler(device: torch.device | None, features: int, structured: bool) -> ModuleType | None:
@@ -49,11 +49,13 @@ def sampler(device: torch.device | None, features: int, structured: bool) -> Mod
 
 def _obstacle(backend: str, x: Tensor) -> str:
     """Why an implementation cannot run on ``x``; empty if it can."""
-    if backend == "cpu":
+    if backend in ("small", "cpu"):
         if x.device.type != "cpu":
             return f"runs on CPU tensors, got one on {x.device}"
         if x.numel() == 0:
             return "needs at least one element"
+    if backend == "small" and x.numel() > small.MOST:
+        return f"is for {small.MOST} elements at most, got {x.numel()}"
     if backend == "triton":
         if not HAS_TRITON:
             return "needs triton, which is not installed"

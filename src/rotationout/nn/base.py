@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,13 @@ class Noise(_DropoutNd):
     _scale: Tensor
 
     def __init__(self, p: float, kind: str) -> None:
+        rate = strength.check_rate(p)  # first: a module that is given a Parameter keeps it, and asks no property
         nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a place for it
         self.inplace = False
         self._kind = kind
         with torch.inference_mode(False):  # a number to be changed, wherever the layer is made
             self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
-        self.p = p
+        self.p = rate
 
     @property
     def p(self) -> float:
@@ -121,7 +122,9 @@ class CentredNoise(Noise):
         sync: bool = False,
     ) -> None:
         super().__init__(p, kind)
-        self.center = center if center is None else strength.check_choice("center", center, ("batch", "running"))
+        if center is not None:
+            strength.check_choice("center", center, ("batch", "running"), also="None")
+        self.center = center
         self.sync = sync
         if sync and center is None:
             raise ValueError("sync=True takes means over processes, but center=None takes no mean")
@@ -139,7 +142,8 @@ class CentredNoise(Noise):
                 f"center='running' needs num_features, the size of the feature axis, at least {fewest}, "
                 f"got {num_features!r}"
             )
-        self.register_buffer("running_mean", torch.zeros(num_features))
+        with torch.inference_mode(False):
+            self.register_buffer("running_mean", torch.zeros(num_features))
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""
@@ -191,9 +195,8 @@ class CentredNoise(Noise):
             return (mean_parts(x, dim), self.momentum) if x.numel() > 0 else None
         weight = None if mask is None else mask_weight(mask, x, dim)
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
-        kept = self.running_mean.dtype  # nothing seen, nothing learned: the weight of no rows is zero
-        counts = (rows > 0).to(kept) if isinstance(rows, Tensor) else (1.0 if rows > 0 else 0.0)
-        return mean.unsqueeze(0), self.momentum * counts
+        counted = cast(Tensor, rows) > 0  # nothing seen, nothing learned: the weight of no rows is zero
+        return mean.unsqueeze(0), self.momentum * counted.to(self.running_mean.dtype)
 
     def _track_mean(self, seen: tuple[Tensor, float | Tensor] | None) -> None:
         """Bring the running mean up to date, if there is one."""

@@ -69,7 +69,7 @@ class _RotationOutNd(CentredNoise):
         }
         draw = replace(chosen.draw, **{name: value for name, value in given.items() if value is not None})
         if center is not None:
-            strength.check_choice("center", center, ("default", "batch", "running"))
+            strength.check_choice("center", center, ("default", "batch", "running"), also="None")
         super().__init__(
             p,
             draw.law,
@@ -79,7 +79,9 @@ class _RotationOutNd(CentredNoise):
             sync=sync,
         )
         self.draw = draw
-        self.backend = backend if backend is None else strength.check_choice("backend", backend, BACKENDS)
+        if backend is not None:
+            strength.check_choice("backend", backend, BACKENDS, also="None")
+        self.backend = backend
 
     def _disturb(
         self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None

@@ -53,7 +53,7 @@ def insert(
 
     Parameters, the keys of the state_dict and outputs in eval mode stay what they are (a running mean of the noise is a
     key more), and `remove` undoes it. A module that is called several times has noise at every call, drawn anew; one
-    that is used in several places has it in all of them. Insert first, then wrap, compile or script the model, and
+    that is used in several places has it in all of them. Insert first, then wrap, compile or export the model, and
     build a `rotationout.Schedule`.
 
     A noise after a module that returns a tuple is on its first entry: of an LSTM the sequence, not the states. A noise
@@ -105,8 +105,12 @@ def remove(model: nn.Module) -> Report:
 
     >>> import rotationout as ro
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 2))
-    >>> len(ro.insert(model, ro.RotationOut(0.2), after=nn.Linear)), len(ro.remove(model)), len(ro.remove(model))
-    (2, 2, 0)
+    >>> _ = ro.insert(model, ro.nn.GaussianDropout(0.2), after=nn.Linear)
+    >>> print(ro.remove(model))
+    2 removed
+      GaussianDropout(p=0.2) after Linear: 0, 1
+    >>> len(ro.remove(model))
+    0
     """
     check_model(model)
     removed = []
@@ -114,7 +118,7 @@ def remove(model: nn.Module) -> Report:
         for slot in slots(candidate.module):
             removed.append(_change(candidate, slot))
             detach(candidate.module, slot)
-    return Report(tuple(removed))
+    return Report(tuple(removed), done="removed")
 
 
 def plan(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ..registry import is_noise
 from ._layout import dims_of_module
@@ -95,10 +96,11 @@ def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], re
 
 
 def call(model: nn.Module, example_inputs: Any) -> Any:
-    """Call a model with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    """Call a model with a tensor or packed sequence, a tuple of arguments, or a mapping of keyword arguments."""
     if isinstance(example_inputs, Mapping):
         return model(**example_inputs)
-    return model(*example_inputs) if isinstance(example_inputs, tuple | list) else model(example_inputs)
+    several = isinstance(example_inputs, tuple | list) and not isinstance(example_inputs, PackedSequence)
+    return model(*example_inputs) if several else model(example_inputs)
 
 
 class _Run:

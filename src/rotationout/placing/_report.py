@@ -58,8 +58,9 @@ class Report:
     """What went where; ``print`` it.
 
     Attributes:
-        changed: the noises that were placed.
+        changed: the noises that were placed, or taken away.
         left: what looked like a place but was left alone.
+        done: which of the two, in a word.
 
     >>> report = Report((Change("fc", "Linear", "before", nn.Dropout(0.2)),))
     >>> print(report)
@@ -71,20 +72,21 @@ class Report:
 
     changed: tuple[Change, ...] = ()
     left: tuple[Left, ...] = ()
+    done: str = "placed"
 
     @property
     def noises(self) -> list[nn.Module]:
-        """The noises that were placed, for `rotationout.Schedule` say."""
+        """The noises themselves, for `rotationout.Schedule` say."""
         return [change.noise for change in self.changed]
 
     def __len__(self) -> int:
         return len(self.changed)
 
     def __add__(self, other: Report) -> Report:
-        return Report(self.changed + other.changed, self.left + other.left)
+        return Report(self.changed + other.changed, self.left + other.left, self.done)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.changed)} placed"]
+        lines = [f"{len(self.changed)} {self.done}"]
         groups: dict[str, list[str]] = {}
         for change in self.changed:
             groups.setdefault(f"{change.noise!r} {change.side} {change.module}", []).append(change.place)

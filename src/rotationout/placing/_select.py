@@ -42,7 +42,7 @@ def check_model(model: nn.Module) -> None:
         which = f"{name!r} in the model" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
-                f"{which} is a {type(module).__name__}, whose code is fixed: change the model first, then script it"
+                f"{which} is a {type(module).__name__}, whose code is fixed: change the model that it was made from"
             )
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             raise ValueError(

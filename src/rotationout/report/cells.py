@@ -32,12 +32,18 @@ def spread(values: Sequence[float]) -> str:
 
 
 def p_value(one: Sequence[float], other: Sequence[float]) -> float:
-    """Welch's two-sided t-test; NaN where there are fewer than two values."""
-    from scipy.stats import ttest_ind
+    """Welch's two-sided t-test; NaN where there are fewer than two values, or neither side varies.
 
-    if min(len(one), len(other)) < 2:
+    >>> round(p_value([1.0, 2.0, 3.0], [2.0, 2.0]), 3), p_value([2.0, 2.0], [1.0, 1.0]), p_value([2.0], [1.0, 1.5])
+    (1.0, nan, nan)
+    """
+    from scipy.stats import ttest_ind_from_stats
+
+    if min(len(one), len(other)) < 2 or len(set(one)) == len(set(other)) == 1:
         return math.nan
-    return float(ttest_ind(one, other, equal_var=False).pvalue)
+    # From the statistics, not the values: of a side that does not vary scipy would warn that digits are lost.
+    found = ttest_ind_from_stats(*mean_sd(one), len(one), *mean_sd(other), len(other), equal_var=False)
+    return float(found.pvalue)
 
 
 def significance(one: Sequence[float], other: Sequence[float]) -> str:

@@ -54,9 +54,18 @@ def curves_figure(
         # The question is where the curves end; the first epochs may leave the picture.
         bottom = max(0.0, 2.5 * lowest - 1.5 * highest - 5)
         axes.set_ylim(*(bottom, highest + 1) if more_is_better else (0.0, min(2.5 * highest, 1.05 * peak)))
-        figure.legend(loc="outside lower center", ncols=2 if len(rows) < 10 else 3, fontsize=8)
         finish(axes)
+        _name_lines(figure, columns=2 if len(rows) < 10 else 3)
     return figure
+
+
+def _name_lines(figure: Figure, columns: int) -> None:
+    """A legend below the figure, in so many columns or, if names are long, in fewer: it must not be cut off."""
+    for count in range(columns, 0, -1):
+        legend = figure.legend(loc="outside lower center", ncols=count, fontsize=8)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _epochs(record: dict[str, Any], key: str) -> list[int]:

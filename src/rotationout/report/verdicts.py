@@ -27,14 +27,15 @@ def compared(ours: Sequence[float], others: Mapping[str, Sequence[float]], unit:
     'ahead of none (−3.00 edits, p < 0.001), not told apart from locked (−0.07 edits, p = 0.567)'
     >>> compared([70.0], {"none": [71.0], "dropout": [70.5]}, "points")
     'behind none (−1.00 points in single runs) and dropout (−0.50 points in single runs)'
+    >>> compared([70.0], {"none": [70.0]}, "points"), compared([70.0, 70.0], {"none": [70.0, 70.0]}, "points")
+    ('level with none (+0.00 points in single runs)', 'level with none (+0.00 points)')
     """
     found: dict[str, list[str]] = {}
     for other, theirs in others.items():
         difference, p = mean_sd(ours)[0] - mean_sd(theirs)[0], p_value(ours, theirs)
-        place = "ahead of" if (difference < 0) == lower else "behind"
-        if math.isnan(p):
-            chance = " in single runs"
-        else:
+        place = "level with" if difference == 0 else "ahead of" if (difference < 0) == lower else "behind"
+        chance = " in single runs" if min(len(ours), len(theirs)) < 2 else ""
+        if not math.isnan(p):  # it is one for runs that are all the same, too
             chance = f", p = {significance(ours, theirs)}".replace("= <", "<")
             place = place if p < LEVEL else "not told apart from"
         size = f"{difference:+.2f} {unit}".replace("-", "−")

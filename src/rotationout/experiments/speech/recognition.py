@@ -72,7 +72,7 @@ class SpeechConfig(Config):
         super().__post_init__()
         check_choice("precision", self.precision, ("fp16", "fp32"))
         check_choice("lstm", self.lstm, ("cudnn", "stepped"))
-        check_rate(self.weight_drop)
+        check_rate(self.weight_drop, "weight_drop")
         self._check_least(1, "hidden", "layers", "test_every")
         self._check_least(0, "held_out")
         if len(set(self.alphabet)) < len(self.alphabet) or not self.alphabet:
