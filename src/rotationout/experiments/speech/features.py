@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, UnusableError, refuse_if_many
+from ..problems import Problem, UnusableError, refuse_if_many, report_all
 from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
 
@@ -94,7 +94,9 @@ def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Fe
                 with _one_thread():
                     spoken[index] = _bands(utterances[index])
             except UnusableError as error:
-                problems.append(_problem(utterances[index], error, out))
+                name = utterances[index].name
+                problems.append(Problem(utterances[index].split, name, error.reason, f"{name}: {error}"))
+                report_all(problems[-1:], out)
         found |= _normalised(spoken)
         if out.isatty():
             print(f"\rfeatures of {len(found)} of {len(utterances)} utterances", end="", file=out, flush=True)
@@ -130,11 +132,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _problem(utterance: Utterance, error: UnusableError, out: TextIO) -> Problem:
-    print(f"{utterance.split}, {utterance.name}: {error}; it is left out", file=out)
-    return error.problem(utterance.split, utterance.name)
 
 
 def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
