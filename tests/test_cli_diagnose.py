@@ -20,12 +20,33 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rotationout.analysis import recalibrate_batchnorm_
+
 
 def build():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1)
     )
+
+
+def trained():
+    """Noise before a weight layer, on features with a mean: the variance before BatchNorm shifts behind it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8),
+        nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.8), nn.Linear(8, 8), nn.BatchNorm1d(8)
+    )
+    for _ in range(3):
+        for batch in more:
+            model(batch)
+    return model
+
+
+def repaired():
+    model = trained()
+    recalibrate_batchnorm_(model, more)
+    return model
 
 
 class Pair(nn.Module):
@@ -49,6 +70,7 @@ def once():
 
 
 batches = [torch.randn(16, 6) for _ in range(3)]
+more = [torch.randn(64, 6) for _ in range(20)]
 clean = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
 nothing = []
 number = 3
@@ -108,6 +130,26 @@ def test_tables_for_people(here: Path, capsys: Any) -> None:
     assert "\n| 0 | 8 | 64* |" in shown
     assert "*: fewer than 10 rows a feature" in shown
     assert shown.endswith("[noise-before-normalisation]\n")
+
+
+def test_a_shift_that_lint_says_nothing_of_is_pointed_out(here: Path, capsys: Any) -> None:
+    found = printed(capsys, "my_models:trained", "--data", "my_models:more")
+    r = {layer["name"]: layer["r_mean"] for layer in found["variance_shift"]}
+    assert [finding["layer"] for finding in found["findings"]] == ["1"], "of BatchNorm layer 2, and of no other"
+    assert r["10"] > r["6"] > diagnose.LARGE_SHIFT
+    assert found["advice"] == (
+        f"10: r = {r['10']:.4g}, of which lint says nothing (nor of 1 more above 1.2); repair what is stored with "
+        "recalibrate_batchnorm_(model, batches)"
+    )
+    assert cli.main(["diagnose", "my_models:trained", "--data", "my_models:more", "--device", "cpu"]) == 0
+    assert f"running_var\n\n{found['advice']}\n\n" in capsys.readouterr().out
+
+
+def test_no_advice_where_lint_has_spoken_or_a_repair_was_made(here: Path, capsys: Any) -> None:
+    assert printed(capsys, "my_models:build", "--data", "my_models:loader")["advice"] is None
+    found = printed(capsys, "my_models:repaired", "--data", "my_models:more")
+    assert max(layer["r_mean"] for layer in found["variance_shift"]) > 1.5, "training is what it was"
+    assert found["advice"] is None
 
 
 def test_lint_alone_needs_no_data_and_can_be_an_exit_code(here: Path, capsys: Any) -> None:

@@ -240,6 +240,7 @@ def test_the_site_has_every_page_and_needs_nothing_else(site: Path) -> None:
         loaded = re.findall(r"<(?:script|img|link)[^>]*(?:src|href)=\"([^\"]+)\"", html)
         assert not [address for address in loaded if "//" in address], page
         assert not re.search(r"\{\{|\}\}", html), f"{page} has a number that was not filled in"
+        assert not re.search(r"No run of (?!Table \d|<code)", html), f"{page} must say of what no run is recorded"
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -16,7 +16,6 @@ from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
 from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
-from rotationout.report.curves import curves_figure
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
 from rotationout.report.table1 import table1
@@ -183,26 +182,3 @@ def test_stars_are_for_the_data_of_the_paper_alone() -> None:
     seen = [{"row": row, "ap": ap, "recipe": "coco"} for ap in (30.0, 30.1) for row in ("none", "rotation")]
     cells = {row[0]: row[2] for row in table3(seen).rows}
     assert cells == {"none": "30.05 ± 0.07 *", "rotation": "30.05 ± 0.07"}, "the paper's has other initial weights"
-
-
-def test_the_names_of_curves_are_inside_their_figure() -> None:
-    """Of every table that has records, and of many names that are long."""
-    tables = [read_records(ROOT / "results", recipe) for recipe in TABLES]
-    curve = {"epochs": 2, "test_curve": [0.5, 0.6]}
-    tables.append([{"row": f"row {k}, of which much can be said: {'w' * 30}", **curve} for k in range(12)])
-    drawn = 0
-    for records in tables:
-        if records and "test_curve" in records[0]:
-            figure = curves_figure(records)
-            figure.draw_without_rendering()
-            (legend,) = figure.legends
-            box = legend.get_window_extent()
-            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, records[0]["row"]
-            drawn += 1
-    assert drawn > 2
-
-
-def test_curves_are_drawn_where_tests_were() -> None:
-    record = {"row": "none", "epochs": 25, "cer_curve": [90.0, 20.0, 10.0], "config": {"test_every": 10}}
-    (axes,) = curves_figure([record], "cer_curve", "CER, %", 1.0).axes
-    assert [list(map(float, values)) for values in axes.lines[0].get_data()] == [[10, 20, 25], [90, 20, 10]]

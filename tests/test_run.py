@@ -189,6 +189,15 @@ def test_records_that_are_there_count_as_done(recipe: str, tmp_path: Path) -> No
     assert left == {(row.row, row.seed) for row in table} - done
 
 
+def test_two_rows_that_would_have_one_record_are_refused(tmp_path: Path) -> None:
+    first = config().replace(row="keep 0.9", weight_decay=1e-4)
+    assert results.missing(tmp_path, [first, first, first.replace()]) == [first], "the same, asked for again"
+    second = first.replace(row="Keep: 0.9", weight_decay=5e-4)
+    with pytest.raises(ValueError, match=r"'keep 0.9' and 'Keep: 0.9' .*keep-0.9_seed0.json, .* row, weight_decay"):
+        results.missing(tmp_path, [first, second])
+    assert results.missing(tmp_path, [first, second.replace(seed=1)]) == [first, second.replace(seed=1)]
+
+
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("tasks", ["one task", "many tasks"])
 def test_checkpoints_of_before_processes_shared_runs_are_resumed(tasks: str, tmp_path: Path) -> None:

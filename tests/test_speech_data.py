@@ -12,6 +12,7 @@ import torch
 from tests.speech_corpora import AN4, cut, made, needs_an4, needs_soundfile, rewrite
 from torch.nn.utils.rnn import pad_sequence
 
+from rotationout.experiments import processes
 from rotationout.experiments.problems import counts
 from rotationout.experiments.speech import batches, features
 from rotationout.experiments.speech.batches import Speech, bucketed, select, without_speakers
@@ -148,6 +149,20 @@ def test_a_batch_is_the_utterances_padded() -> None:
     assert speech.names == ["u1", "u2", "u3", "u4", "u5"]
 
 
+@needs_soundfile
+def test_of_several_processes_the_first_tells(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (corpus / "train" / "u05.wav").unlink()
+    told = {}
+    for rank in (0, 1):
+        out = io.StringIO()
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        assert features.open_corpus(corpus, out=out).problems
+        assert Speech(made(60, {7: "NO. 7"}), range(60), ALPHABET, "cpu", out).problems
+        told[rank] = out.getvalue().splitlines()
+    assert [line.split(":")[0] for line in told[0]] == ["train, u05", "train, u7"]
+    assert told[1] == []
+
+
 def test_bad_transcripts_are_reported_counted_and_left_out() -> None:
     texts = {3: "", 7: "NO. 7", 11: "A" * 53, 12: "A" * 54}  # 103 frames are enough for 52 equal letters, 106 for 53
     out = io.StringIO()
@@ -162,7 +177,9 @@ def test_bad_transcripts_are_reported_counted_and_left_out() -> None:
     assert "its 103 frames are too few for" in out.getvalue()
     assert "CTC needs 105, counting a blank between equal letters" in out.getvalue()
     assert len(Speech(made(60, {11: "A" * 52}), range(60), ALPHABET, "cpu", out)) == 60
-    with pytest.raises(ValueError, match=r"2 of 10 utterances of 'train' cannot be used.*the first: its transcript"):
+    with pytest.raises(
+        ValueError, match=r"2 of 10 utterances of 'train' cannot be used.*the first: u1: its transcript"
+    ):
         Speech(made(10, {1: " ", 2: ""}), range(10), ALPHABET, "cpu", out)
     with pytest.raises(ValueError, match="there are no utterances"):
         Speech(made(10), [], ALPHABET, "cpu", out)

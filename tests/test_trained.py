@@ -133,6 +133,10 @@ def test_the_verdict_counts_what_is_clear(results: Path) -> None:
             states[state].update({} if "refused" in states[state] else {"top1": 50 + gain + 0.01 * record["seed"]})
         states["divided"]["top1"] += record["seed"] * (record["row"] == "Dropout-b")  # −1 and 0: chance
     said = shift.verdict(records)
+    (alone,) = [r for r in records if r["row"] == "Dropout-b" and r["seed"] == 0]
+    sure = [alone, {**alone, "seed": 1}]
+    assert "taken again: 1 gain and 0 losses in 1 form." in shift.verdict(sure)
+    assert "× keep rate: 0 gains and 1 loss in 1 form;" in shift.verdict(sure)
     assert "× keep rate: 0 gains and 2 losses in 3 forms; closed form: 0 gains and 0 losses in 2 forms" in said
     assert said.endswith("taken again: 3 gains and 0 losses in 3 forms.")
     assert "taken again: 0 gains and 0 losses in 3 forms" in shift.verdict([r for r in records if r["seed"] == 0])

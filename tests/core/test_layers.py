@@ -1,6 +1,7 @@
 """The layers: drop-in behaviour, strength as a buffer, presets, running mean, bad input."""
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -302,7 +303,21 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
         (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list$"),
         (lambda: ro.RotationOut()(torch.tensor(1.0)), TypeError, "a feature axis, got one without dimensions"),
-        (lambda: ro.RotationOut2d(dim=3), TypeError, "unexpected keyword argument 'dim'"),
+        (lambda: ro.RotationOut2d(dim=3), TypeError, "^RotationOut2d: got an unexpected keyword argument 'dim'$"),
+        (
+            lambda: ro.RotationOut(0.5, inplace=True),
+            TypeError,
+            "^RotationOut: .*'inplace'; inplace.* is to be left out",
+        ),
+        (
+            lambda: ro.RotationOut(0.5, True),
+            TypeError,
+            "^RotationOut: too many positional .*; inplace.* to be left out",
+        ),
+        (lambda: ro.RotationOut2d(0.5, False), TypeError, "^RotationOut2d: too many positional .* nothing is done in"),
+        (lambda: ro.RotationOutSequence(0.5, inplace=True), TypeError, "^RotationOutSequence: .*to be left out"),
+        (lambda: ro.nn.Uout(0.5, True), TypeError, "^Uout: too many positional arguments; inplace"),
+        (lambda: ro.nn.GaussianDropout(rate=0.5), TypeError, "^GaussianDropout: got .* argument 'rate'$"),
         (
             lambda: ro.RotationOut2d()(MAP[0, 0]),
             ValueError,
@@ -323,6 +338,12 @@ MAP = torch.randn(2, 8, 4, 4)
 def test_bad_input_says_what_would_be_right(call: Callable[[], Tensor], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_signatures_are_those_that_are_written() -> None:
+    """What checks the arguments does not hide them from tools."""
+    assert list(inspect.signature(ro.RotationOut).parameters)[:3] == ["p", "preset", "pairing"]
+    assert list(inspect.signature(ro.nn.NoisyLSTM).parameters)[:3] == ["input_size", "hidden_size", "num_layers"]
 
 
 @pytest.mark.parametrize("center", [None, "batch"])

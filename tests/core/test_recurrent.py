@@ -348,7 +348,13 @@ X = torch.randn(T, N, C)
             "layer_noise is between layers, but num_layers is 1: it will never act",
         ),
         (lambda: NoisyLSTM.from_module(nn.GRU(C, H)), TypeError, "NoisyLSTM is made from a nn.LSTM, got GRU"),
-        (lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None), TypeError, "unexpected keyword argument 'noise'"),
+        (lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None), TypeError, "^NoisyGRU: .*keyword argument 'noise'$"),
+        (lambda: NoisyLSTM(C, H, dropout=0.3), TypeError, r"^NoisyLSTM: .*'dropout'; .* layer_noise=nn.Dropout\(p\)"),
+        (
+            lambda: NoisyGRU(C, H, 2, True, False, 0.3),
+            TypeError,
+            "^NoisyGRU: too many positional .*; instead of torch's",
+        ),
         (lambda: NoisyLSTM(C, H)(X, torch.zeros(1, N, H)), TypeError, r"hx must be a tuple \(h_0, c_0\), got Tensor"),
         (lambda: NoisyLSTM(C, H)(X, (torch.zeros(1, N, H), None)), TypeError, "c_0 must be a tensor, got NoneType"),
         (
@@ -376,3 +382,9 @@ X = torch.randn(T, N, C)
 def test_bad_input_says_what_would_be_right(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_warning_names_the_line_that_makes_the_stack() -> None:
+    with pytest.warns(UserWarning, match="it will never act") as told:
+        NoisyGRU(C, H, layer_noise=LockedDropout(0.3))
+    assert told[0].filename == __file__

@@ -26,7 +26,6 @@ PROTOCOL = "cifar100_resnet110_protocol"
 DROPOUT_A = "Dropout-a, centred"
 ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
-NOTHING = "*No run of this is recorded yet.*"
 
 
 def texts() -> dict[str, str]:
@@ -106,9 +105,13 @@ def _tables() -> dict[str, str]:
             table = TASKS[type(configs()[0])].table(records).markdown()
             number = next(number for number, module in recipes.items() if name in module.TABLES)
             found[number].append(f"`{name}`:\n\n{table}")
-    texts = {key: "\n\n".join(parts) or NOTHING for key, parts in found.items()}
+    texts = {key: "\n\n".join(parts) or _nothing(key.replace("table", "Table ")) for key, parts in found.items()}
     whole = reproduced.table(RESULTS)
     return {**texts, "reproduced_table": whole.markdown(), "reproduced_meaning": verdicts.MEANING}
+
+
+def _nothing(what: str) -> str:
+    return f"*No run of {what} is recorded yet.*"
 
 
 def _studies() -> dict[str, str]:
@@ -123,7 +126,7 @@ def _studies() -> dict[str, str]:
     found = {}
     for key, (recipe, make) in makers.items():
         records = read_records(RESULTS, recipe)
-        found[key] = make(records).markdown() if records else NOTHING
+        found[key] = make(records).markdown() if records else _nothing(f"`{recipe}`")
     found |= _corrected(read_records(RESULTS, shift.RECIPE))
     found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -16,12 +17,14 @@ from .trouble import FAILED, say
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..analysis import Coadaptation, VarianceShift
+    from ..analysis import Coadaptation, Findings, VarianceShift
 
 __all__ = ["diagnose"]
 
 MOST_FEATURES = 4096
 """Co-adaptation needs a covariance of all features of a layer: wider layers are left out."""
+LARGE_SHIFT = 1.2
+"""A mean r above this is pointed out where lint, which looks straight before BatchNorm, has said nothing."""
 ENOUGH_ROWS = 10
 """Rows for each feature; with fewer, features look more co-adapted than they are."""
 
@@ -73,17 +76,19 @@ def diagnose(
         network.to(place)
         shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
         findings = lint(network, example)
+    advice = None if shift is None else _advice(shift, findings)
     if json:
         print_json(
             {
                 "model": model,
                 "findings": [finding._asdict() for finding in findings],
                 "variance_shift": None if shift is None else shift.to_dict()["layers"],
+                "advice": advice,
                 "coadaptation": layers,
             }
         )
     else:
-        _show_shift(shift)
+        _show_shift(shift, advice)
         _show_coadaptation(layers)
         print(f"Lint\n\n{findings}")
     if strict and findings:
@@ -161,7 +166,26 @@ def _input(batch: Any, network: nn.Module) -> Any:
     return _passes._moved(first, _passes.device_of(network))
 
 
-def _show_shift(shift: VarianceShift | None) -> None:
+def _advice(shift: VarianceShift, findings: Findings) -> str | None:
+    """What to do about layers that are given, and have stored, another variance than in testing, unknown to lint."""
+    large = {}
+    for layer in shift.layers:
+        r, stored = layer.r.mean().item(), layer.stored_r
+        before = re.compile(rf"straight before the \w+ {re.escape(layer.name)},")
+        told = any(finding.layer == layer.name or before.search(finding.message) for finding in findings)
+        if not told and r > LARGE_SHIFT and stored is not None and stored.mean() > LARGE_SHIFT:
+            large[layer.name or "the model"] = r
+    if not large:
+        return None
+    name = max(large, key=large.__getitem__)
+    others = f" (nor of {len(large) - 1} more above {LARGE_SHIFT:g})" if len(large) > 1 else ""
+    return (
+        f"{name}: r = {large[name]:.4g}, of which lint says nothing{others}; repair what is stored with "
+        "recalibrate_batchnorm_(model, batches)"
+    )
+
+
+def _show_shift(shift: VarianceShift | None, advice: str | None) -> None:
     from ..report.page import Table
 
     if shift is None:
@@ -170,6 +194,8 @@ def _show_shift(shift: VarianceShift | None) -> None:
     show(Table(head, rows), "Variance shift before BatchNorm")
     print("\nr: variance of the input, training / testing or the inverse; 1 is no shift")
     print("stored r: the same of running_var\n")
+    if advice is not None:
+        print(f"{advice}\n")
 
 
 def _show_coadaptation(layers: list[dict[str, Any]] | None) -> None:

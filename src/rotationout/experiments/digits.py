@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from ..nn import RotationOut
 from .records import LABELS, Record, Study, surroundings
+from .threads import one_thread
 
 __all__ = ["NOISES", "build_model", "run", "train"]
 
@@ -124,19 +125,14 @@ def run(p: float = P, seeds: int = SEEDS, epochs: int = EPOCHS) -> Study:
         TimeRemainingColumn(),
         TextColumn("{task.fields[last]}"),
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are small: more threads wait for each other longer than they compute
-    try:
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task("", total=len(runs), last="")
-            for noise, rate, seed in runs:
-                strength = f" p = {rate:g}" if noise != "none" else ""
-                progress.update(task, description=f"{LABELS[noise]}{strength}, seed {seed}")
-                record = train(data, noise, rate, seed, epochs)
-                records.append(record)
-                progress.update(task, advance=1, last=f"last: {100 * record.test_accuracy:.1f} %")
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(runs), last="")
+        for noise, rate, seed in runs:
+            strength = f" p = {rate:g}" if noise != "none" else ""
+            progress.update(task, description=f"{LABELS[noise]}{strength}, seed {seed}")
+            record = train(data, noise, rate, seed, epochs)
+            records.append(record)
+            progress.update(task, advance=1, last=f"last: {100 * record.test_accuracy:.1f} %")
     settings = {
         "train_examples": TRAIN_EXAMPLES,
         "test_examples": len(data[1]) - TRAIN_EXAMPLES,

@@ -159,17 +159,31 @@ def _place_new(temporary: Path, path: Path) -> None:
 
 
 def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
-    """Those that have no record yet, each once. A record of other settings in the place of one is an error."""
-    found: dict[Path, Config] = {}
+    """Those that have no record yet, each once.
+
+    A record of other settings in the place of one is an error, and so are two configs whose records have one place.
+    """
+    places: dict[Path, Config] = {}
     for config in configs:
         path = record_path(folder, config)
-        if not path.exists():
-            found.setdefault(path, config)
-            continue
-        try:
-            kept = type(config)(**json.loads(path.read_text(encoding="utf-8"))["config"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
-        if kept != config:
-            raise ValueError(f"{path} is of a run with other settings; move it away, or give another folder")
-    return list(found.values())
+        other = places.setdefault(path, config)
+        if other != config:
+            differing = [name for name, value in asdict(config).items() if asdict(other).get(name) != value]
+            raise ValueError(
+                f"the rows {other.row!r} and {config.row!r} would both be recorded in {path}, and differ in "
+                f"{', '.join(differing)}: give them other names"
+            )
+    return [config for path, config in places.items() if not _recorded(path, config)]
+
+
+def _recorded(path: Path, config: Config) -> bool:
+    """Whether there is a record of a run; one of other settings in its place is an error."""
+    if not path.exists():
+        return False
+    try:
+        kept = type(config)(**json.loads(path.read_text(encoding="utf-8"))["config"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
+    if kept != config:
+        raise ValueError(f"{path} is of a run with other settings; move it away, or give another folder")
+    return True

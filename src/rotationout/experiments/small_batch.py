@@ -38,6 +38,7 @@ from .command import attempt, positive_count
 from .digits import load_data
 from .norms import average_statistics
 from .records import mean_sd, readable, surroundings
+from .threads import one_thread
 
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
 
@@ -192,13 +193,9 @@ def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
 
     data = load_data()
     results = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are small: more threads wait for each other longer than they compute
-    try:
+    with one_thread():
         for norm, size, ghost, seed in track(list(plan(seeds)), description="Training"):
             results += train(data, norm, size, ghost, seed, epochs)
-    finally:
-        torch.set_num_threads(threads)
     settings = {
         "train_examples": TRAIN_EXAMPLES,
         "test_examples": len(data[1]) - TRAIN_EXAMPLES,

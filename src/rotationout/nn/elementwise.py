@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..functional.elementwise import multiply
 from ..rotation import resolve_axis
+from .arguments import NEVER_IN_PLACE, checked
 from .base import CentredNoise
 
 __all__ = ["CentredDropout", "GaussianDropout", "Uout"]
@@ -16,6 +17,7 @@ class _Elementwise(CentredNoise):
 
     _multiplier: str
 
+    @checked(NEVER_IN_PLACE)
     def __init__(
         self,
         p: float = 0.5,
@@ -102,6 +104,7 @@ class CentredDropout(_Elementwise):
 
     _multiplier = "dropout"
 
+    @checked(NEVER_IN_PLACE)
     def __init__(
         self,
         p: float = 0.5,

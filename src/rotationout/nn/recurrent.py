@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..functional.sequences import Sequences
+from .arguments import checked
 from .stack_noise import disturb, noise_for
 from .weight_drop import WeightDrop
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NoisyGRU", "NoisyLSTM"]
 
+NO_DROPOUT = {"dropout": "instead of torch's dropout=p give layer_noise=nn.Dropout(p), or another noise, by its name"}
+
 
 class _NoisyStack(nn.Module):
     """What the stacks share: a module of its own for every layer, which cuDNN runs, and the noises around them."""
@@ -28,6 +31,7 @@ class _NoisyStack(nn.Module):
     _module: ClassVar[Callable[..., nn.RNNBase]]
     _states: ClassVar[tuple[str, ...]]
 
+    @checked(NO_DROPOUT)
     def __init__(
         self,
         input_size: int,
@@ -64,7 +68,7 @@ class _NoisyStack(nn.Module):
         if layer_noise is not None and num_layers == 1:  # as torch does of its dropout
             warnings.warn(
                 "layer_noise is between layers, but num_layers is 1: it will never act; see input_noise, output_noise",
-                stacklevel=2,
+                stacklevel=3,  # past what checks the arguments
             )
         for k in range(num_layers):
             size = input_size if k == 0 else (1 + bidirectional) * (proj_size or hidden_size)

@@ -11,6 +11,7 @@ from .. import strength
 from ..functional.rotation import apply_noise, check_blocks
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
+from .arguments import NEVER_IN_PLACE, checked
 from .base import CentredNoise
 
 __all__ = ["RotationOut", "RotationOut1d", "RotationOut2d", "RotationOut3d"]
@@ -43,6 +44,7 @@ class _RotationOutNd(CentredNoise):
     block_size: int | None = None
     coverage: float | None = None
 
+    @checked(NEVER_IN_PLACE)
     def __init__(
         self,
         p: float = 0.5,
@@ -155,6 +157,7 @@ class _RotationOutMaps(_RotationOutNd):
     _presets = _MAPS
     _shape: str
 
+    @checked(NEVER_IN_PLACE)
     def __init__(
         self, p: float = 0.5, *, block_size: int | None = None, coverage: float | None = None, **choices: Any
     ) -> None:

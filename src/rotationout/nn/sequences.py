@@ -16,6 +16,7 @@ from ..functional.packed import check_packed, with_rows
 from ..functional.rotation import turn_about
 from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
 from ..rotation import Draw, check_features
+from .arguments import NEVER_IN_PLACE, checked
 from .base import Noise
 from .rotation import _Preset, _RotationOutNd
 
@@ -50,6 +51,7 @@ class RotationOutSequence(_RotationOutNd):
 
     _presets = _SEQUENCES
 
+    @checked(NEVER_IN_PLACE)
     def __init__(self, p: float = 0.5, *, batch_first: bool = False, **choices: Any) -> None:
         super().__init__(p, **choices)
         self.batch_first = _check_flag(batch_first)
@@ -101,6 +103,7 @@ class LockedDropout(Noise):
     torch.Size([1, 2, 4])
     """
 
+    @checked(NEVER_IN_PLACE)
     def __init__(self, p: float = 0.5, *, batch_first: bool = False) -> None:
         super().__init__(p, "dropout")
         self.batch_first = _check_flag(batch_first)

@@ -9,13 +9,16 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
-from .style import PALETTE, STYLE, finish
+from .style import HUES, PALETTE, STYLE, finish
 
 __all__ = ["CAPTION", "curves_figure"]
 
 LINES = ("-", "--", ":", "-.")
+DROPOUTS = ("dropout", "centred-dropout", "spatial", "locked")
+EVERY = tuple(colour for colour in PALETTE.values() if colour not in HUES["none"])
 CAPTION = "after each epoch: mean over seeds, and their range."
 
 
@@ -23,6 +26,8 @@ def curves_figure(
     records: Sequence[dict[str, Any]], key: str = "test_curve", label: str = "test accuracy, %", factor: float = 100.0
 ) -> Figure:
     """A line for each row over epochs: the mean over its seeds, and all of their range.
+
+    The question is where the curves end: the picture begins where the first of them comes near it.
 
     Args:
         records: of runs of one recipe.
@@ -35,35 +40,77 @@ def curves_figure(
         rows.setdefault(record["row"], []).append(record[key])
     tested = max((_epochs(record, key) for record in records), key=len)
     more_is_better = key == "test_curve"
-    looks = itertools.product(LINES, PALETTE.values())  # 28 rows at most
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+        figure = Figure(figsize=(6.0, 2.8), layout="constrained")
         axes = figure.subplots()
         lowest, highest, peak = math.inf, 0.0, 0.0
-        for (row, curves), (line, colour) in zip(rows.items(), looks, strict=False):
-            epochs = min(map(len, curves))
-            points = factor * np.array([curve[:epochs] for curve in curves])
+        means: list[list[float]] = []
+        for row, (line, colour) in _looks(records).items():
+            epochs = min(map(len, rows[row]))
+            points = factor * np.array([curve[:epochs] for curve in rows[row]])
             places = tested[:epochs]
-            axes.plot(places, points.mean(0), line, color=colour, label=row, linewidth=1.2)
+            means.append(points.mean(0).tolist())
+            axes.plot(places, means[-1], line, color=colour, label=row, linewidth=1.2)
             axes.fill_between(places, points.min(0), points.max(0), color=colour, alpha=0.15, linewidth=0)
             last = points[:, -max(epochs // 4, 1) :]
             top = points if more_is_better else last
             lowest, highest = min(lowest, float(last.min())), max(highest, float(top.max()))
             peak = max(peak, float(points.max()))
         axes.set(xlabel="epoch", ylabel=label)
-        # The question is where the curves end; the first epochs may leave the picture.
-        bottom = max(0.0, 2.5 * lowest - 1.5 * highest - 5)
-        axes.set_ylim(*(bottom, highest + 1) if more_is_better else (0.0, min(2.5 * highest, 1.05 * peak)))
+        bottom = max(0.0, 2.5 * lowest - 1.5 * highest - 2)
+        limits = (bottom, highest + 1) if more_is_better else (0.0, min(2.5 * highest, 1.05 * peak))
+        axes.set_ylim(*limits)
+        axes.set_xlim(left=min(_enters(tested, mean, *limits) for mean in means))
         finish(axes)
         _name_lines(figure, columns=2 if len(rows) < 10 else 3)
     return figure
 
 
+def _looks(records: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    """A line and a colour for each row, family by family; where all are of one, colours tell its rows apart."""
+    family_of = {record["row"]: _family(record) for record in records}
+    looks: dict[str, tuple[str, str]] = {}
+    for family, hues in HUES.items():
+        rows = [row for row, its in family_of.items() if its == family]
+        colours = hues if family == "none" or len(rows) < len(family_of) else EVERY
+        shades = math.ceil(len(rows) / len(LINES))
+        if 1 < len(colours) < shades:  # those in between too
+            between = LinearSegmentedColormap.from_list(family, colours)
+            colours = tuple(to_hex(between(k / (shades - 1))) for k in range(shades))
+        looks.update(zip(rows, itertools.cycle(itertools.product(LINES, colours)), strict=False))
+    return looks
+
+
+def _family(record: dict[str, Any]) -> str:
+    """That of a row's noise, one of `HUES`."""
+    noise = record.get("config", {}).get("noise", "none")
+    if record["row"].startswith("none"):
+        return "none"
+    if noise in DROPOUTS:
+        return "dropout"
+    return "rotation" if noise.startswith("rotation") else "other"  # without noise, the row is one of something else
+
+
+def _enters(places: Sequence[float], values: Sequence[float], low: float, high: float) -> float:
+    """The last place before a curve is first between two limits.
+
+    >>> _enters([10, 20, 30, 40], [1.0, 2.0, 7.0, 8.0], 5.0, 9.0)
+    20
+    """
+    inside = next((k for k, value in enumerate(values) if low <= value <= high), 0)
+    return places[max(inside - 1, 0)]
+
+
 def _name_lines(figure: Figure, columns: int) -> None:
-    """A legend below the figure, in so many columns or, if names are long, in fewer: it must not be cut off."""
+    """A legend below the figure, in so many columns or, if names are long, in fewer: it must not be cut off.
+
+    The figure becomes higher by it, so that the curves keep their room.
+    """
     for count in range(columns, 0, -1):
         legend = figure.legend(loc="outside lower center", ncols=count, fontsize=8)
-        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        box = legend.get_window_extent()
+        if count == 1 or box.width <= figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
             return
         legend.remove()
 

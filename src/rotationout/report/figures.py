@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..experiments.records import LABELS, Study, mean_sd
-from .style import INK, PALETTE, STYLE, finish
+from .style import HUES, INK, STYLE, finish
 
 __all__ = ["accuracy_figure", "strength_figure"]
 
-COLOURS = {"none": PALETTE["grey"], "dropout": PALETTE["orange"], "rotationout": PALETTE["blue"]}
+COLOURS = {"none": HUES["none"][0], "dropout": HUES["dropout"][0], "rotationout": HUES["rotation"][0]}
 # The markers say the same once more.
 MARKERS = {"none": "s", "dropout": "^", "rotationout": "o"}
 

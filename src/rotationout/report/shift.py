@@ -73,7 +73,9 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
         ]
         clear = [mean > 0 for mean, error in gains if abs(mean) > CLEAR * error]  # never of one run
         if gains:
-            parts.append(f"{label}: {sum(clear)} gains and {len(clear) - sum(clear)} losses in {len(gains)} forms")
+            won, lost = clear.count(True), clear.count(False)
+            counts = f"{won} gain{'s' * (won != 1)} and {lost} loss{'es' * (lost != 1)}"
+            parts.append(f"{label}: {counts} in {len(gains)} form{'s' * (len(gains) != 1)}")
     return f"Test accuracy after a repair, by more than {CLEAR:g} standard errors. {'; '.join(parts)}."
 
 

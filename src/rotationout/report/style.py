@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-__all__ = ["INK", "PALETTE", "STYLE", "finish", "save", "to_svg"]
+__all__ = ["HUES", "INK", "PALETTE", "STYLE", "finish", "save", "to_svg"]
 
 # Okabe and Ito's colours, apart for the colour-blind too.
 PALETTE = {
@@ -24,6 +24,13 @@ PALETTE = {
     "purple": "#cc79a7",
     "sky": "#56b4e9",
 }
+HUES = {
+    "none": (PALETTE["grey"],),
+    "dropout": (PALETTE["orange"], PALETTE["red"]),
+    "other": (PALETTE["green"], PALETTE["purple"]),
+    "rotation": (PALETTE["blue"], PALETTE["sky"]),
+}
+"""What a noise is drawn in, by its family, in every figure."""
 INK = "#808080"  # a grey that shows on white and on near-black; the page gives text more contrast
 
 STYLE: dict[Any, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -10,7 +9,7 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, refuse_if_many
+from ..problems import Problem, refuse_if_many, report_all
 from .features import Features
 from .text import encode, frames_needed
 
@@ -72,8 +71,8 @@ class Speech:
                 kept.append(index)
                 labels.append(encode(features.texts[index], alphabet))
             else:
-                print(f"{problem.split}, {problem.name}: {problem.message}; it is left out", file=out or sys.stderr)
                 self.problems.append(problem)
+        report_all(self.problems, out)
         refuse_if_many(self.problems, (features.splits[index] for index in chosen), "utterances")
         if not kept:
             raise ValueError("there are no utterances to choose from")
@@ -115,18 +114,19 @@ class Speech:
 def _problem_of_text(features: Features, index: int, alphabet: str) -> Problem | None:
     text, name, split = features.texts[index], features.names[index], features.splits[index]
     if not text.strip():
-        return Problem(split, name, "empty transcript", "its transcript is empty")
+        return Problem(split, name, "empty transcript", f"{name}: its transcript is empty")
     try:
         needed = frames_needed(encode(text, alphabet))
     except ValueError as error:
-        return Problem(split, name, "unknown character", str(error))
+        return Problem(split, name, "unknown character", f"{name}: {error}")
     frames = int(features.lengths[index])
     if needed > frames:
         return Problem(
             split,
             name,
             "transcript too long",
-            f"its {frames} frames are too few for {text!r}: CTC needs {needed}, counting a blank between equal letters",
+            f"{name}: its {frames} frames are too few for {text!r}: CTC needs {needed}, counting a blank between equal "
+            "letters",
         )
     return None
 

@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +19,8 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..problems import Problem, UnusableError, refuse_if_many
+from ..problems import Problem, UnusableError, refuse_if_many, report_all
+from ..threads import one_thread
 from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
 
@@ -91,10 +91,12 @@ def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Fe
         spoken: dict[int, Tensor] = {}
         for index in indices:
             try:
-                with _one_thread():
+                with one_thread():
                     spoken[index] = _bands(utterances[index])
             except UnusableError as error:
-                problems.append(_problem(utterances[index], error, out))
+                name = utterances[index].name
+                problems.append(Problem(utterances[index].split, name, error.reason, f"{name}: {error}"))
+                report_all(problems[-1:], out)
         found |= _normalised(spoken)
         if out.isatty():
             print(f"\rfeatures of {len(found)} of {len(utterances)} utterances", end="", file=out, flush=True)
@@ -119,22 +121,6 @@ def _bands(utterance: Utterance) -> Tensor:
             "too short", f"{utterance.path} must have at least {WINDOW} samples, one frame, got {samples.numel()}"
         )
     return log_filter_banks(samples)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A few hundred short transforms: more threads wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _problem(utterance: Utterance, error: UnusableError, out: TextIO) -> Problem:
-    print(f"{utterance.split}, {utterance.name}: {error}; it is left out", file=out)
-    return error.problem(utterance.split, utterance.name)
 
 
 def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:

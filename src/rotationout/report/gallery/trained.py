@@ -26,13 +26,13 @@ from .shift_theory import columns_of
 __all__ = ["figures"]
 
 Records = Sequence[dict[str, Any]]
-LOOKS: dict[str, tuple[str, str, str]] = {
+LOOKS: dict[str, tuple[str, str, str]] = {  # Figure 2 in the colours of its learning curves
     "none": ("grey", "s", "-"),
     "Dropout-a, centred": ("orange", "^", "-"),
     "Dropout-b": ("red", "v", "-"),
-    "Dropout-b, centred": ("purple", "D", "-"),
-    "RotationOut-a": ("sky", "o", "-"),
-    "RotationOut-b": ("blue", "P", "-"),
+    "Dropout-b, centred": ("orange", "D", "--"),
+    "RotationOut-a": ("blue", "o", "-"),
+    "RotationOut-b": ("sky", "P", "-"),
 }
 for _keep, _colour in zip(KEEP, ("green", "orange", "red", "purple"), strict=True):  # of Table 1: equal strengths
     LOOKS[f"dropout keep {_keep}"] = (_colour, "^", "--")
