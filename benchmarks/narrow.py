@@ -4,8 +4,10 @@ First layers of ResNet110 by themselves, in bf16 and channels_last, captured in 
 its input and its weight (torch's are given weights that are rounded already), and BatchNorm with a residual and a ReLU.
 Then training steps of ResNet110 on random images, several runs side by side. ``--search`` times other tiles of the
 kernels, ``--tiles`` those that it is given, one at a time: ``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps
-for 16 channels; see `rotationout.experiments.narrow.tiles`. ``--without`` turns off what may not pay, by its name; give
-another ``--out`` then. Written as JSON under benchmarks/results/.
+for 16 channels; see `rotationout.experiments.narrow.tiles`. ``--streams 8`` times layers as eight runs side by side do
+them, where not the latency of a kernel counts but what it takes away from others: that is what tiles should be chosen
+by. ``--without`` turns off what may not pay, by its name; give another ``--out`` with any of these. Written as JSON
+under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -124,9 +126,33 @@ def _maps(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
 
 
-def microseconds(work: Callable[[], object]) -> float:
-    """Of one call among many in a graph: maps are in the cache as far as they fit, as in a network."""
-    stream = torch.cuda.Stream()
+def microseconds(works: list[Callable[[], object]]) -> float:
+    """Of one call among many in a graph: maps are in the cache as far as they fit, as in a network.
+
+    Several works, each with maps of its own, are done side by side on streams of their own, as by several runs; what is
+    told is the time of all of them together for each call.
+    """
+    streams = [torch.cuda.Stream() for _ in works]
+    graphs = [_captured(work, stream) for work, stream in zip(works, streams, strict=True)]
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for replays in (1, REPLAYS):  # the first time to warm up
+        torch.cuda.synchronize()
+        begun.record()
+        for stream in streams:
+            stream.wait_event(begun)
+        for _ in range(replays):
+            for graph, stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        ended.record()
+    torch.cuda.synchronize()
+    milliseconds: float = begun.elapsed_time(ended)
+    return 1e3 * milliseconds / CALLS / REPLAYS / len(works)
+
+
+def _captured(work: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):
@@ -136,37 +162,30 @@ def microseconds(work: Callable[[], object]) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(CALLS):
             work()
-    graph.replay()
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begun.record()
-    for _ in range(REPLAYS):
-        graph.replay()
-    ended.record()
-    torch.cuda.synchronize()
-    milliseconds: float = begun.elapsed_time(ended)
-    return 1e3 * milliseconds / CALLS / REPLAYS
+    return graph
 
 
-def time_layers() -> list[dict[str, Any]]:
+def time_layers(streams: int) -> list[dict[str, Any]]:
     """All of them, by torch and by us."""
     rows = []
     for channels, size in LAYERS.items():
-        for name, ways in layers(channels).items():
-            found = {way: microseconds(work) for way, work in ways.items()}
+        copies = [layers(channels) for _ in range(streams)]
+        for name, ways in copies[0].items():
+            found = {way: microseconds([copy[name][way] for copy in copies]) for way in ways}
             rows.append({"channels": channels, "layer": name, **found})
             shown = ", ".join(f"{way} {value:6.2f} µs" for way, value in found.items())
             print(f"{channels:2} × {size}²  {name:18} {shown}", flush=True)
     return rows
 
 
-def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]]) -> list[dict[str, Any]]:
+def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]], streams: int) -> list[dict[str, Any]]:
     """What a tile decides about, with it; one that the GPU has no room for says so."""
     rows = []
     for kind, channels, numbers in chosen:
         for name in TOUCHED[kind]:
             with set_to(kind, channels, numbers):
                 try:
-                    found: float | str = microseconds(layers(channels)[name]["fused"])
+                    found: float | str = microseconds([layers(channels)[name]["fused"] for _ in range(streams)])
                 except Exception as error:
                     found = f"{type(error).__name__}: {error}"
             rows.append({"kind": kind, "channels": channels, "tile": numbers, "layer": name, "fused": found})
@@ -222,6 +241,7 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", choices=["torch", "fused"], default=["torch", "fused"])
     parser.add_argument("--rows", nargs="+", default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement of steps")
+    parser.add_argument("--streams", type=int, default=1, help="layers are timed on so many at once")
     parser.add_argument("--search", action="store_true", help="time other tiles")
     parser.add_argument("--tiles", nargs="+", type=parsed, default=[], metavar="KIND:CHANNELS=NUMBERS")
     parser.add_argument("--without", nargs="+", choices=list(WITHOUT), default=[], help="turn this off")
@@ -236,7 +256,8 @@ def main() -> None:
     tried = list(options.tiles)
     if options.search:
         tried += [(kind, c, tile) for kind, table in SEARCHED.items() for c, some in table.items() for tile in some]
-    record = {"without": options.without, "layers": time_layers(), "tiles": time_tiles(tried), "steps": []}
+    record: dict[str, Any] = {"without": options.without, "streams": options.streams}
+    record |= {"layers": time_layers(options.streams), "tiles": time_tiles(tried, options.streams), "steps": []}
     for row in options.rows if options.counts else []:
         for kernels in options.kernels:
             record["steps"] += time_steps(kernels, row, options.counts, options.seconds)
