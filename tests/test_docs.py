@@ -25,6 +25,7 @@ from rotationout.cli import main
 from rotationout.experiments.records import Study, mean_sd
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
+from rotationout.kernels import small
 from rotationout.registry import KINDS
 from rotationout.report.small_batch import verdict
 
@@ -133,6 +134,8 @@ def test_what_pages_say_in_words_is_so() -> None:
         those = {row: value for row, value in protocol.items() if row.endswith(decay)}
         assert max(those, key=lambda row: those[row]) == f"default, no ramp, weight decay {decay}"
     assert all(value > protocol[row.replace("5e-4", "1e-4")] for row, value in protocol.items() if row.endswith("5e-4"))
+    # speed.md: which implementation runs on a CPU.
+    assert f"up to {small.MOST:,} elements" in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     # batchnorm.md: repairs one at a time cost accuracy, the more the deeper; statistics taken again end the shift.
     for run in read_records(ROOT / "results", "cifar100_resnet110_shift"):
         states = run["variance_shift"]["states"]

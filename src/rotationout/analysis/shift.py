@@ -172,7 +172,7 @@ def variance_shift(
             noises inserted or not.
         batches: goes to the model, with the augmentation of training: a DataLoader or a list. A batch is a tensor, a
             tuple or list whose first entry is the input, or a mapping of keyword arguments.
-        layers: names of the BatchNorm layers to measure, all if not given: in a deep model a few take far less time.
+        layers: names of the BatchNorm layers to measure, all if not given.
         forward: calls the model with a batch that is none of these: ``lambda model, batch: model(batch["image"])``.
         limit: the most batches of a pass.
         show_progress: a bar on a terminal, if rich is installed.

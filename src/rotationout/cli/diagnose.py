@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -17,14 +16,14 @@ from .trouble import FAILED, say
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..analysis import Coadaptation, Findings, VarianceShift
+    from ..analysis import Coadaptation, VarianceShift
 
 __all__ = ["diagnose"]
 
 MOST_FEATURES = 4096
 """Co-adaptation needs a covariance of all features of a layer: wider layers are left out."""
 LARGE_SHIFT = 1.2
-"""A mean r above this is pointed out where lint, which looks straight before BatchNorm, has said nothing."""
+"""A mean r above this is pointed out: lint looks straight before BatchNorm, and noise shifts layers further on too."""
 ENOUGH_ROWS = 10
 """Rows for each feature; with fewer, features look more co-adapted than they are."""
 
@@ -76,7 +75,7 @@ def diagnose(
         network.to(place)
         shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
         findings = lint(network, example)
-    advice = None if shift is None else _advice(shift, findings)
+    advice = None if shift is None else _advice(shift)
     if json:
         print_json(
             {
@@ -166,23 +165,20 @@ def _input(batch: Any, network: nn.Module) -> Any:
     return _passes._moved(first, _passes.device_of(network))
 
 
-def _advice(shift: VarianceShift, findings: Findings) -> str | None:
-    """What to do about layers that are given, and have stored, another variance than in testing, unknown to lint."""
-    large = {}
-    for layer in shift.layers:
-        r, stored = layer.r.mean().item(), layer.stored_r
-        before = re.compile(rf"straight before the \w+ {re.escape(layer.name)},")
-        told = any(finding.layer == layer.name or before.search(finding.message) for finding in findings)
-        if not told and r > LARGE_SHIFT and stored is not None and stored.mean() > LARGE_SHIFT:
-            large[layer.name or "the model"] = r
+def _advice(shift: VarianceShift) -> str | None:
+    """What to do about layers that are given, and have stored, another variance than in testing."""
+    large = {
+        layer.name or "the model": r
+        for layer in shift.layers
+        if (r := layer.r.mean().item()) > LARGE_SHIFT
+        and layer.stored_r is not None
+        and layer.stored_r.mean() > LARGE_SHIFT
+    }
     if not large:
         return None
     name = max(large, key=large.__getitem__)
-    others = f" (nor of {len(large) - 1} more above {LARGE_SHIFT:g})" if len(large) > 1 else ""
-    return (
-        f"{name}: r = {large[name]:.4g}, of which lint says nothing{others}; repair what is stored with "
-        "recalibrate_batchnorm_(model, batches)"
-    )
+    others = f" ({len(large) - 1} more above {LARGE_SHIFT:g})" if len(large) > 1 else ""
+    return f"{name}: r = {large[name]:.4g}{others}; repair what is stored with recalibrate_batchnorm_(model, batches)"
 
 
 def _show_shift(shift: VarianceShift | None, advice: str | None) -> None:

@@ -148,8 +148,8 @@ class Classification(Classifier[Images]):
         """As for every run, but not with kernels of ours, which torch.compile would do without."""
         if self.config.kernels == "fused":
             raise ValueError(
-                "--compile is for torch's kernels, and those of kernels='fused' are faster than compiled ones: leave "
-                "--compile out, or add --kernels torch"
+                "--compile is for torch's kernels, and would do without those of kernels='fused': leave --compile out, "
+                "or add --kernels torch"
             )
         super().compile()
 
