@@ -107,7 +107,6 @@ IDEAS: dict[str, Idea] = {
         [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE],
     ),
     "backwards": Idea({"BACKWARDS": False}, [*CASES[:7], ROWS, LONG_ROWS, LONG_ROWS_FP32]),
-    "last use": Idea({"LAST_USE": False}, CASES[:7]),
     "running mean in a launch": Idea({"FOLLOW": False}, [SMALL, SMALL_LAST, LONG_ROWS_FP32], "running mean"),
     "running mean backwards": Idea({"BACKWARDS": False}, [LARGE, LONG_ROWS, LONG_ROWS_FP32], "running mean"),
     "overlap": Idea({"OVERLAP": False}, CASES[:9]),

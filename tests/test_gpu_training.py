@@ -123,13 +123,17 @@ def test_garbage_is_left_alone_while_a_graph_is_captured() -> None:
             self.action = graphs.Action(lambda: _add_one(x))
             self.action.capture(stream)
 
-    kept: list[list[int]] = []
+    running = [Ended()]
+    ended, kept = weakref.ref(running[0]), []
 
     def work() -> None:
-        kept.extend([] for _ in range(200_000))  # python looks for garbage long before there are so many
+        if torch.cuda.is_current_stream_capturing():
+            running.clear()
+            kept.extend([] for _ in range(200_000))  # python looks for garbage long before there are so many
         _add_one(x)
 
-    action, ended = graphs.Action(work), weakref.ref(Ended())
+    x.zero_()
+    action = graphs.Action(work)
     action.capture(stream)
     assert ended() is not None
     assert gc.isenabled()

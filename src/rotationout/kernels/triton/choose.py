@@ -48,7 +48,6 @@ def turn(
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
     common["BACKWARDS"] = sizes.BACKWARDS and again
     after = {"FOLLOWS": follows(BESIDE if centred and few else AFTER)}
-    reads: dict[str, Any] = {"EVICT": "evict_first" if sizes.LAST_USE and centred and not few else "", **after}
     registers = sizes.FEW_REGISTERS if few else (0, 0)
     if _by_pairs(plan):
         small = rows <= 64
@@ -59,7 +58,7 @@ def turn(
         piece = _piece(rows)
         return Program(
             pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, **reads, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+            plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
             CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=sizes.PAIR_WARPS[small], registers=registers[0],
         )  # fmt: skip
     if _by_rows(plan, x):
@@ -71,7 +70,7 @@ def turn(
         most = sizes.ROW_REGISTERS if warps > 8 else registers[1]
         return Program(
             rows_kernel, count * cdiv(rows, block_r if wide else 2 * block_r), features // piece, rows,
-            *plan.tan, plan.pairs[0], *weight, **common, **reads, DTYPE=None if wide else _dtype(x),
+            *plan.tan, plan.pairs[0], *weight, **common, **after, DTYPE=None if wide else _dtype(x),
             FLAT=sizes.ROW_SHARED, PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r,
             num_warps=warps, registers=most,
         )  # fmt: skip

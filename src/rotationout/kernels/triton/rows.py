@@ -81,7 +81,6 @@ def rows_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BACKWARDS: tl.constexpr,
-    EVICT: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
     """Whole rows are read once, in order, and each feature fetches its partner's from other threads.
@@ -89,7 +88,6 @@ def rows_kernel(
     That goes by 32 bits at a time. Of features of 16 bits, whose dtype is DTYPE, those of two rows go to a word; for
     features of 32 bits DTYPE is None. ``pieces`` times PIECE is their number: so the compiler knows what divides it.
     MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`.
-    EVICT is what becomes of x in caches.
     """
     features = pieces * PIECE
     height: tl.constexpr = BLOCK_R if DTYPE is None else 2 * BLOCK_R
@@ -106,10 +104,10 @@ def rows_kernel(
     above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
     tan += n * tan_n
     weight += n * weight_n
-    one = tl.load(x + at, above, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
+    one = tl.load(x + at, above, 0.0, cache_modifier=cache).to(tl.float32)
     t = tl.load(tan + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0, cache_modifier=cache).to(tl.float32)
     if DTYPE is not None:
-        two = tl.load(x + at + step, below, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
+        two = tl.load(x + at + step, below, 0.0, cache_modifier=cache).to(tl.float32)
         u = tl.load(tan + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0, cache_modifier=cache).to(tl.float32)
     signed = tl.load(code + n * code_n + c, mask=known, other=0, cache_modifier=cache).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)

@@ -14,9 +14,8 @@ from .lanes import swap_words
 OVERLAP = True
 """Whether kernels start while those before them end, where a GPU can; those that turn up to FEW elements load them
 meanwhile, for which they need more registers."""
-BACKWARDS, LAST_USE = True, True
-"""Whether what a sum has just read is turned from its end, which caches still hold, and what has been turned leaves
-them first: it makes room for the result instead of what is yet to be turned."""
+BACKWARDS = True
+"""Whether what a sum has just read is turned from its end, which caches still hold."""
 
 PAIR_POSITIONS = 16, 192
 """Maps at least this large are turned pair by pair, smaller ones element by element: of an even and an odd size."""

@@ -79,14 +79,13 @@ def pairs_kernel(
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
     BACKWARDS: tl.constexpr,
-    EVICT: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
     """Maps: a pair's first channel turns both channels, so that each element is read once.
 
     A program takes a strip of CHANNELS channels and TILES tiles of positions; it ends at once if none of its channels
     is first. ``pieces`` times PIECE is the number of positions: so the compiler knows what divides it. MEAN and SHIFT
-    say in how many parts the mean and the shift come, to be added up. EVICT is what becomes of x in caches.
+    say in how many parts the mean and the shift come, to be added up.
     """
     program = program_number(BACKWARDS)
     positions = pieces * PIECE
@@ -107,8 +106,8 @@ def pairs_kernel(
             inside = position < positions
             first = inside & (signed >= 0)
             second = inside & paired
-            u = tl.load(x + here + position, first, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
-            v = tl.load(x + there + position, second, 0.0, cache_modifier=cache, eviction_policy=EVICT).to(tl.float32)
+            u = tl.load(x + here + position, first, 0.0, cache_modifier=cache).to(tl.float32)
+            v = tl.load(x + there + position, second, 0.0, cache_modifier=cache).to(tl.float32)
             if TAN_EACH:
                 t = tl.load(tan + n * tan_n + position, mask=inside, other=0.0, cache_modifier=cache).to(tl.float32)
             else:
