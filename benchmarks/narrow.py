@@ -1,13 +1,13 @@
 """Kernels for networks of few channels beside torch's, on a GPU: ``python -m benchmarks.narrow``, about a minute.
 
 First layers of ResNet110 by themselves, in bf16 and channels_last, captured in CUDA graphs: convolution, gradients of
-its input and its weight (torch's are given weights that are rounded already), and BatchNorm with a residual and a ReLU.
-Then training steps of ResNet110 on random images, several runs side by side. ``--search`` times other tiles of the
-kernels, ``--tiles`` those that it is given, one at a time: ``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps
-for 16 channels; see `rotationout.experiments.narrow.tiles`. ``--streams 8`` times layers as eight runs side by side do
-them, where not the latency of a kernel counts but what it takes away from others: that is what tiles should be chosen
-by. ``--without`` turns off what may not pay, by its name; give another ``--out`` with any of these. Written as JSON
-under benchmarks/results/.
+its input and its weight (torch's are given weights that are rounded already), BatchNorm with a residual and a ReLU; and
+two residual blocks, forward and backward. Then training steps of ResNet110 on random images, several runs side by side.
+``--search`` times other tiles of the kernels, ``--tiles`` those that it is given, one at a time:
+``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps for 16 channels; see `rotationout.experiments.narrow.tiles`.
+``--streams 8`` times layers as eight runs side by side do them, where not the latency of a kernel counts but what it
+takes away from others: that is what tiles should be chosen by. ``--without`` turns off what may not pay, by its name;
+give another ``--out`` with any of these. Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification
 from rotationout.experiments.narrow import layers as narrow
 from rotationout.experiments.narrow import tiles
+from rotationout.experiments.networks import ResNet
 from rotationout.recipes.cifar100 import TABLES
 
 from .narrow_tiles import SEARCHED, TOUCHED, parsed, set_to
@@ -59,11 +60,18 @@ def _without_again() -> None:
     batchnorm.AGAIN = False
 
 
+def _without_handed() -> None:
+    from rotationout.experiments.narrow import handing
+
+    handing.HANDED = False
+
+
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
     "sums": _without_sums,  # BatchNorm's sums taken by the convolution before it
     "again": _without_again,  # the ReLU's mask found again from what it was given
+    "handed": _without_handed,  # sums for the gradients of BatchNorm, taken by the convolution behind it
 }
 """What can be turned off."""
 Ways = dict[str, Callable[[], object]]
@@ -73,6 +81,7 @@ def layers(channels: int) -> dict[str, Ways]:
     """What there is to time for so many channels: by its name, and by who does it."""
     from rotationout.experiments.narrow import convolving, weighing
     from rotationout.experiments.narrow.batchnorm import Normalisation, Running
+    from rotationout.experiments.narrow.handing import Before
 
     shape = BATCH, channels, LAYERS[channels], LAYERS[channels]
     x, residual, given = (_maps(shape) for _ in range(3))
@@ -82,6 +91,7 @@ def layers(channels: int) -> dict[str, Ways]:
     mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
     running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
     sums = convolving.convolve(x, weight, mirrored=False, origin=mean)[1]
+    before = Before(x, residual, torch.ones(2, channels, device="cuda"), gamma, beta, "output")
     same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 
     def backward(wanted: list[bool]) -> Callable[[], object]:
@@ -111,6 +121,12 @@ def layers(channels: int) -> dict[str, Ways]:
             "torch": backward([True, False, False]),
             "fused": lambda: convolving.convolve(given, weight, mirrored=True),
         },
+        "gradient of input at a fork": {
+            "fused": lambda: convolving.convolve(given, weight, mirrored=True, added=residual)
+        },
+        "gradient of input at a fork, sums": {
+            "fused": lambda: convolving.convolve(given, weight, mirrored=True, added=residual, before=before)
+        },
         "gradient of weight": {
             "torch": backward([False, True, False]),
             "fused": lambda: weighing.weigh(x, given, weight),
@@ -118,8 +134,24 @@ def layers(channels: int) -> dict[str, Ways]:
         "norm": {"torch": forward(by_torch), "fused": forward(by_us)},
         "norm after sums": {"fused": forward(partial(by_us, sums=sums))},
         "norm and gradient": {"torch": both(by_torch), "fused": both(by_us)},
+        "two blocks": {kernels: blocks(channels, kernels, x, given) for kernels in ("torch", "fused")},
         "copy": {"torch": x.clone},
     }
+
+
+def blocks(channels: int, kernels: str, x: Tensor, given: Tensor) -> Callable[[], object]:
+    """Two residual blocks, forward and backward."""
+    stages = ResNet(3, fused=kernels == "fused").to("cuda", memory_format=torch.channels_last).stages  # type: ignore[call-overload]
+    first = 3 * list(LAYERS).index(channels) + 1  # the first of a stage may have other sizes
+    network = stages[first : first + 2]
+    leaves = x.detach().requires_grad_(), *network.parameters()
+
+    def work() -> object:
+        with torch.autocast("cuda", torch.bfloat16):
+            y = network(leaves[0])
+        return torch.autograd.grad(y, leaves, given)
+
+    return work
 
 
 def _maps(shape: tuple[int, ...]) -> Tensor:
@@ -174,7 +206,7 @@ def time_layers(streams: int) -> list[dict[str, Any]]:
             found = {way: microseconds([copy[name][way] for copy in copies]) for way in ways}
             rows.append({"channels": channels, "layer": name, **found})
             shown = ", ".join(f"{way} {value:6.2f} µs" for way, value in found.items())
-            print(f"{channels:2} × {size}²  {name:18} {shown}", flush=True)
+            print(f"{channels:2} × {size}²  {name:33} {shown}", flush=True)
     return rows
 
 
@@ -190,7 +222,7 @@ def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]], streams: int)
                     found = f"{type(error).__name__}: {error}"
             rows.append({"kind": kind, "channels": channels, "tile": numbers, "layer": name, "fused": found})
             shown = found if isinstance(found, str) else f"{found:6.2f} µs"
-            print(f"{channels:2}  {kind:10} {numbers!s:22} {name:18} {shown}", flush=True)
+            print(f"{channels:2}  {kind:10} {numbers!s:22} {name:33} {shown}", flush=True)
     return rows
 
 

@@ -16,7 +16,12 @@ KINDS: dict[str, dict[int, Any]] = {
     "reversed": tiles.REVERSED,
 }
 TOUCHED = {
-    "convolved": ("convolution", "convolution, sums", "gradient of input"),
+    "convolved": (
+        "convolution, sums",
+        "gradient of input",
+        "gradient of input at a fork",
+        "gradient of input at a fork, sums",
+    ),
     "weighed": ("gradient of weight",),
     "normalised": ("norm", "norm after sums", "norm and gradient"),
     "reversed": ("norm and gradient",),

@@ -43,6 +43,17 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "FINISHED", (4, 8))
 
 
+class Counted:
+    """A kernel whose launches are counted."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.launches += 1
+        return self.kernel[grid]
+
+
 def maps(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape).to(DEVICE, dtype).contiguous(memory_format=LAST)
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.narrow_maps import Counted
 from tests.test_gpu_training import NOISES, on_gpu, two_classes
 from tests.test_gpu_training import _small as _small  # a fixture: one block a stage
 from tests.test_training import TABLE, config, make
 
 from rotationout.experiments import networks, results, sweep
+from rotationout.experiments.narrow import batchnorm, handing
 from rotationout.experiments.narrow.batchnorm import Normalisation
 from rotationout.experiments.narrow.convolution import Convolution, Fork
 from rotationout.recipes import TABLES
@@ -64,6 +66,28 @@ def test_steps_are_torchs(precision: str, close: float, authors: bool, monkeypat
         else:
             assert torch.equal(value, expected[name]), name
     assert mine.network.stages[0].bn1.num_batches_tracked == mine.step
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_sums_that_are_handed_over_change_little(precision: str, close: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In captured steps, where gradients come from threads of autograd: and few are taken a second time."""
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(2, **options))
+    new = make(on_gpu(64), on_gpu(20, seed=1))
+    settings = config("none", precision=precision, learning_rate=0.01, ramp=0, batch=32, kernels="fused")
+    launches, losses = [], []
+    for handed in (True, False):
+        kernel = Counted(batchnorm.sums_kernel)
+        with monkeypatch.context() as patch:
+            patch.setattr(handing, "HANDED", handed)
+            patch.setattr(batchnorm, "sums_kernel", kernel)
+            run = new(settings)
+            while not run.finished:
+                run.advance()
+        launches.append(kernel.launches)
+        losses.append(run.losses)
+    assert 0 < launches[0] < launches[1] / 2
+    torch.testing.assert_close(*losses, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])

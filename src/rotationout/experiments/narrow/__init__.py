@@ -6,6 +6,7 @@ ReLU behind it, and every pass over the maps reads 16 bytes a thread.
 
 `layers` decides where the kernels are used. `convolution` has the derivatives of a convolution, `convolving` and
 `weighing` the kernels for its maps and for its weight, `batchnorm` and `batchnorm_kernels` the same of BatchNorm,
-`taps` and `adding` what several share; `tiles` says how large their pieces are. Numbers are torch's up to rounding;
+`handing` what the former finds out for the latter, `taps` and `adding` what several share; `tiles` says how large their
+pieces are. Numbers are torch's up to rounding;
 modules, parameters and buffers are torch's own.
 """

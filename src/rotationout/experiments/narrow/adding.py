@@ -19,20 +19,64 @@ from . import tiles
 __all__ = ["add_up"]
 
 
-def add_up(sums: Tensor, total: Tensor) -> None:
-    """Add up sums (parts, …) in fp32 to a total of as many elements as a part has, of any precision."""
-    parts, size = len(sums), total.numel()
-    most, numbers = tiles.ADDED
-    at_once = min(most, tiles.power_of_two(parts))
-    elements = numbers // at_once
+def add_up(sums: Tensor, total: Tensor, beside: tuple[Tensor, Tensor] | None = None) -> None:
+    """Add up sums (parts, …) in fp32 to a total of as many elements as a part has, of any precision.
+
+    Args:
+        sums: to add up.
+        total: what they come to.
+        beside: other sums and their total, in the same launch.
+    """
+    more, other = beside or (sums, total)
+    programs, sizes = _shared_out(sums, total)
+    others, other_sizes = _shared_out(more, other)
     with torch.cuda.device_of(sums):  # Triton launches on the current device
-        _add_up_kernel[(triton.cdiv(size, elements),)](sums, total, parts, SIZE=size, AT_ONCE=at_once, BLOCK=elements)
+        _add_up_kernel[(programs + (others if beside else 0),)](
+            sums, total, len(sums), more, other, len(more), FIRST=programs, TWO=beside is not None, **sizes,
+            **{f"OTHER_{name}": size for name, size in other_sizes.items()},
+        )  # fmt: skip
+
+
+def _shared_out(sums: Tensor, total: Tensor) -> tuple[int, dict[str, int]]:
+    """How many programs there are, and what each does at once."""
+    most, numbers = tiles.ADDED
+    at_once = min(most, tiles.power_of_two(len(sums)))
+    block = numbers // at_once
+    return triton.cdiv(total.numel(), block), {"SIZE": total.numel(), "AT_ONCE": at_once, "BLOCK": block}
 
 
 @triton.jit
-def _add_up_kernel(sums, total, parts, SIZE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of all parts (parts, SIZE), always in one order."""
-    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _add_up_kernel(
+    sums,
+    total,
+    parts,
+    more,
+    other,
+    more_parts,
+    FIRST: tl.constexpr,
+    TWO: tl.constexpr,
+    SIZE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OTHER_SIZE: tl.constexpr,
+    OTHER_AT_ONCE: tl.constexpr,
+    OTHER_BLOCK: tl.constexpr,
+):
+    """The FIRST programs add up sums, those behind them, if there are TWO kinds, the others."""
+    program = tl.program_id(0)
+    if TWO:
+        if program < FIRST:
+            _add(program, sums, total, parts, SIZE, AT_ONCE, BLOCK)
+        else:
+            _add(program - FIRST, more, other, more_parts, OTHER_SIZE, OTHER_AT_ONCE, OTHER_BLOCK)
+    else:
+        _add(program, sums, total, parts, SIZE, AT_ONCE, BLOCK)
+
+
+@triton.jit
+def _add(program, sums, total, parts, SIZE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of all parts (parts, SIZE) of some elements, always in one order."""
+    element = program * BLOCK + tl.arange(0, BLOCK)
     found = tl.zeros((AT_ONCE, BLOCK), tl.float32)
     for first in range(0, parts, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)

@@ -7,7 +7,8 @@ that nothing depends on how programs run, and the last goes over the maps once m
 Variances are sums of squares about a value of the data, the first of each part and channel, which is as far from the
 mean as data are (Chan, Golub and LeVeque 1983): nothing cancels where the mean is large. Parts then have means and
 sums of squares about these, which Chan's formula combines. A convolution that x comes from can take the sums instead,
-about the running mean, which is soon as near; until then variances have fewer digits. Import this only where triton is
+about the running mean, which is soon as near; until then variances have fewer digits. And a convolution that y goes to
+can take those for the gradients, see `rotationout.experiments.narrow.handing`. Import this only where triton is
 installed.
 """
 
@@ -30,6 +31,7 @@ from .batchnorm_kernels import (
     normalise_kernel,
     sums_kernel,
 )
+from .handing import Answer, Offer
 
 __all__ = ["Normalisation", "Running"]
 
@@ -97,30 +99,37 @@ class Normalisation(torch.autograd.Function):
         ctx.added = residual is not None
         ctx.mask = "none" if not relu else "input" if AGAIN and not ctx.added else "output"
         ctx.save_for_backward(x, y if ctx.mask == "output" else x, saved, weight, bias)
+        ctx.answer = Answer()
+        ctx.offer = Offer(x, saved, weight, bias, ctx.mask, ctx.answer)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Three launches. What a residual is given is what the ReLU let through: the last reads that, and no mask."""
+        """Three launches. What a residual is given is what the ReLU let through: the last reads that, and no mask.
+
+        Of the convolution behind it may have come both that and the sums: then it is the last one alone.
+        """
         x, y, saved, weight, bias = ctx.saved_tensors
+        totals, ctx.offer = ctx.answer.of(gradient), None
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         grid = _Grid.over(x, tiles.REVERSED)
-        parts = grid.new_parts(x)
-        totals = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device)
-        of_x = torch.empty_like(x)
-        stored = ctx.added and ctx.mask != "none"
-        passed = torch.empty_like(x) if stored else gradient
+        passed, mask = gradient, "none"
         with torch.cuda.device_of(x):
-            sums_kernel[(grid.parts,)](
-                gradient, x, y, saved, weight, bias, passed, parts, grid.positions,
-                STEPS=grid.steps, MASK=ctx.mask, STORED=stored, **grid.tile,
-            )  # fmt: skip
-            add_up(parts, totals)
+            if totals is None:
+                stored = ctx.added and ctx.mask != "none"
+                passed, mask = (torch.empty_like(x), "none") if stored else (gradient, ctx.mask)
+                totals = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device)
+                parts = grid.new_parts(x)
+                sums_kernel[(grid.parts,)](
+                    gradient, x, y, saved, weight, bias, passed, parts, grid.positions,
+                    STEPS=grid.steps, MASK=ctx.mask, STORED=stored, **grid.tile,
+                )  # fmt: skip
+                add_up(parts, totals)
+            of_x = torch.empty_like(x)
             gradient_kernel[(grid.programs,)](
-                passed, x, y, saved, totals, weight, bias, of_x, grid.positions,
-                MASK="none" if stored else ctx.mask, **grid.tile,
-            )  # fmt: skip
+                passed, x, y, saved, totals, weight, bias, of_x, grid.positions, MASK=mask, **grid.tile
+            )
         return of_x, passed if ctx.added else None, totals[1], totals[0], None, None, None, None
 
 

@@ -167,16 +167,23 @@ def scaled(distance, factor, offset):
 
 @triton.jit
 def passed(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr):
-    """The gradient before the ReLU, whose mask is found in y, or again from x: its distance from the mean is given.
+    """The gradient before the ReLU."""
+    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    shown = tl.load(y + at, mask=inside, other=0.0) if MASK == "output" else distance
+    return let_through(g, shown, distance, factor, offset, y.dtype.element_ty, MASK)
+
+
+@triton.jit
+def let_through(g, shown, distance, factor, offset, kind: tl.constexpr, MASK: tl.constexpr):
+    """What the ReLU lets through of g: its mask is that of the shown y, or found again from x's distance from the mean.
 
     Found again it is that of y as it was stored: in fp16 half of the least number, and less, was rounded to zero. The
     other precisions have the exponents of fp32.
     """
-    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     if MASK == "output":
-        g = tl.where(tl.load(y + at, mask=inside, other=0.0).to(tl.float32) <= 0, 0.0, g)
+        g = tl.where(shown.to(tl.float32) <= 0, 0.0, g)
     if MASK == "input":
-        least: tl.constexpr = 2.0**-25 if y.dtype.element_ty == tl.float16 else 0.0
+        least: tl.constexpr = 2.0**-25 if kind == tl.float16 else 0.0
         g = tl.where(scaled(distance, factor, offset) <= least, 0.0, g)
     return g
 

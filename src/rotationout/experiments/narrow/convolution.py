@@ -1,8 +1,9 @@
 """3×3 convolutions of few channels on a GPU, in Triton: stride 1, padding 1, no bias; and their gradients.
 
 Maps are in channels_last. Products are of the input's precision, sums in fp32. Weights are read as they are and rounded
-in the kernel, as autocast would round them before. Nothing depends on the order in which programs run. Import this only
-where triton is installed.
+in the kernel, as autocast would round them before. Nothing depends on the order in which programs run. Where x comes
+straight from a `rotationout.experiments.narrow.batchnorm.Normalisation`, the gradient of x comes with the sums that
+that needs, see `rotationout.experiments.narrow.handing`. Import this only where triton is installed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .adding import add_up
 from .convolving import convolve
+from .handing import Before, take
 from .weighing import weigh
 
 __all__ = ["Convolution", "Fork"]
@@ -37,7 +40,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        """One launch for the input, two for the weight."""
+        """One launch for the input, two for the weight; the last also adds up sums for the norm before it."""
         return (None, None, None) if gradient is None else _gradients(ctx, gradient, None)
 
 
@@ -62,7 +65,9 @@ class Fork(torch.autograd.Function):
 
 
 def _convolved(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    ctx.save_for_backward(x, weight)
+    offer = take(x)
+    ctx.mask, ctx.answer = ("none", None) if offer is None else (offer.mask, offer.answer)
+    ctx.save_for_backward(x, weight, *(() if offer is None else offer[:4]))
     ctx.set_materialize_grads(False)  # zeros for what nobody used would be launches
     y, sums = convolve(x, weight, mirrored=False, origin=origin)
     if sums is not None:
@@ -71,9 +76,21 @@ def _convolved(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None) -> tu
 
 
 def _gradients(ctx: Any, gradient: Tensor, past: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
+    x, weight, *norm = ctx.saved_tensors
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     past = None if past is None else past.contiguous(memory_format=torch.channels_last)
-    of_x = convolve(gradient, weight, mirrored=True, added=past)[0] if ctx.needs_input_grad[0] else None
-    of_weight = weigh(x, gradient, weight) if ctx.needs_input_grad[1] else None
+    of_x, of_weight, beside = None, None, None
+    if ctx.needs_input_grad[0]:
+        before = None
+        if norm:
+            given, saved, gamma, beta = norm
+            before = Before(given, x, saved, gamma, beta, ctx.mask)
+        of_x, sums = convolve(gradient, weight, mirrored=True, added=past, before=before)
+        if sums is not None:
+            beside = sums, torch.empty(sums.shape[1:], dtype=torch.float32, device=x.device)
+            ctx.answer.give(of_x, beside[1])
+    if ctx.needs_input_grad[1]:
+        of_weight = weigh(x, gradient, weight, beside)
+    elif beside is not None:
+        add_up(*beside)
     return of_x, of_weight, None

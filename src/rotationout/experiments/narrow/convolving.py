@@ -17,13 +17,21 @@ import triton.language as tl
 from torch import Tensor
 
 from . import tiles
+from .batchnorm_kernels import channels, let_through
+from .handing import Before
 from .taps import places, precision, seen
 
 __all__ = ["convolve"]
 
 
 def convolve(
-    x: Tensor, weight: Tensor, *, mirrored: bool, added: Tensor | None = None, origin: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    *,
+    mirrored: bool,
+    added: Tensor | None = None,
+    origin: Tensor | None = None,
+    before: Before | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The convolution, and sums that BatchNorm can use.
 
@@ -34,39 +42,46 @@ def convolve(
         added: to the convolution, before it is rounded.
         origin: (O,); if it is given, the sums are those of (y − origin) and of its square over some positions each: of
             y as it is stored, which is what BatchNorm will read.
+        before: if it is given, y is the gradient of what this norm gave: what its ReLU had stopped is zero, and the
+            sums are those of y, as it is stored, and of y·x̂; see `batchnorm_kernels.sums_kernel`.
 
     Returns:
         y, and sums (parts, 2, O) in fp32 or None.
     """
     rows, columns = (0, 1) if mirrored else (1, 0)  # of the matrix that a tap's weights are here
-    count, channels, height, width = x.shape
+    count, inputs, height, width = x.shape
     outputs = weight.size(columns)
-    tile = tiles.fitted(tiles.CONVOLVED, channels, x.element_size())
+    tile = tiles.fitted(tiles.CONVOLVED, inputs, x.element_size())
     y = torch.empty((count, outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     if tile.rows:
         grid = triton.cdiv(count * width, tile.positions), triton.cdiv(height, tile.rows)
     else:
         grid = triton.cdiv(count * height * width, tile.positions), 1
+    of = "values" if origin is not None else "gradients" if before is not None else "none"
     sums = None
-    if origin is not None:
+    if of != "none":
         sums = torch.empty((grid[0] * grid[1], 2, outputs), dtype=torch.float32, device=x.device)
+    norm = (y,) * 5 if before is None else before[:5]
     maps = x, weight, y if added is None else added, y, y if origin is None else origin, y if sums is None else sums
     settings = {
-        "H": height, "W": width, "C": channels, "O": outputs, "ROW": weight.stride(rows),
+        "H": height, "W": width, "C": inputs, "O": outputs, "ROW": weight.stride(rows),
         "COLUMN": weight.stride(columns), "DOWN": weight.stride(2), "ALONG": weight.stride(3), "MIRRORED": mirrored,
-        "ADDED": added is not None, "SUMS": sums is not None, "BLOCK_P": tile.positions,
-        "BLOCK_O": tiles.power_of_two(outputs), "PRECISION": precision(x), "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        "ADDED": added is not None, "SUMS": of, "MASK": "none" if before is None else before.mask,
+        "BLOCK_P": tile.positions, "BLOCK_O": tiles.power_of_two(outputs), "PRECISION": precision(x),
+        "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.rows:
-            _strip_kernel[grid](*maps, count * width, ROWS=tile.rows, BLOCK_C=tiles.power_of_two(channels), **settings)
+            _strip_kernel[grid](
+                *maps, *norm, count * width, ROWS=tile.rows, BLOCK_C=tiles.power_of_two(inputs), **settings
+            )
         else:
             _convolve_kernel[grid](
                 *maps,
+                *norm,
                 count * height * width,
                 TAPS=tile.taps,
-                DEPTH=tiles.power_of_two(tile.taps * channels),
+                DEPTH=tiles.power_of_two(tile.taps * inputs),
                 **settings,
             )
     return y, sums
@@ -80,6 +95,11 @@ def _convolve_kernel(
     y,
     origin,
     sums,
+    before,
+    after,
+    saved,
+    gamma,
+    beta,
     count,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -92,6 +112,7 @@ def _convolve_kernel(
     MIRRORED: tl.constexpr,
     ADDED: tl.constexpr,
     SUMS: tl.constexpr,
+    MASK: tl.constexpr,
     TAPS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -125,12 +146,19 @@ def _convolve_kernel(
     inside = (p < count)[:, None] & (o < O)[None, :]
     if ADDED:
         total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+    if SUMS == "gradients":
+        mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
+        given = tl.load(before + at, mask=inside, other=0.0)
+        shown = tl.load(after + at, mask=inside, other=0.0) if MASK == "output" else given
+        distance = given.to(tl.float32) - mean[None, :]
+        total = let_through(total, shown, distance, factor, offset, kind, MASK)
+        _keep_sums(sums, tl.program_id(0), tl.sum(total, 0), tl.sum(total * distance, 0) * scale, o, O)
     rounded = total.to(kind)
     tl.store(y + at, rounded, mask=inside)
-    if SUMS:
+    if SUMS == "values":
         middle = tl.load(origin + o, mask=o < O, other=0.0)
         once = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
-        _keep_sums(sums, tl.program_id(0), once, once * once, o, O)
+        _keep_sums(sums, tl.program_id(0), tl.sum(once, 0), tl.sum(once * once, 0), o, O)
 
 
 @triton.jit
@@ -141,6 +169,11 @@ def _strip_kernel(
     y,
     origin,
     sums,
+    before,
+    after,
+    saved,
+    gamma,
+    beta,
     count,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -153,6 +186,7 @@ def _strip_kernel(
     MIRRORED: tl.constexpr,
     ADDED: tl.constexpr,
     SUMS: tl.constexpr,
+    MASK: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -186,10 +220,13 @@ def _strip_kernel(
     down_left, down, down_right = down_left.to(kind), down.to(kind), down_right.to(kind)
     above = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     here = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    if SUMS:
+    if SUMS == "values":
         middle = tl.load(origin + o, mask=o < O, other=0.0)
+    if SUMS == "gradients":
+        mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
+    if SUMS != "none":
         once = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-        squared = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
+        times = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     for row in range(start - 1, start + ROWS + 1):
         more = row + 1 < tl.minimum(H, start + ROWS + 1)
         next_a, next_b, next_d = _row(at, row + 1, more, to_left, known, to_right, W, C)
@@ -197,22 +234,34 @@ def _strip_kernel(
         place = (top + (row - 1) * W)[:, None] * O + o[None, :]
         if ADDED:
             beside = tl.load(added + place, mask=whole, other=0.0)
+        if SUMS == "gradients":
+            given = tl.load(before + place, mask=whole, other=0.0)
+            shown = tl.load(after + place, mask=whole, other=0.0) if MASK == "output" else given
         # What row sees is the lower third of what the row above it adds up, and the upper third of the one below.
         above = _three(a, b, d, down_left, down, down_right, above, PRECISION)
         here = _three(a, b, d, left, centre, right, here, PRECISION)
         below = _three(a, b, d, up_left, up, up_right, tl.zeros((BLOCK_P, BLOCK_O), tl.float32), PRECISION)
-        if ADDED:
-            above += beside.to(tl.float32)
-        rounded = above.to(kind)
-        tl.store(y + place, rounded, mask=whole)
-        if SUMS:
-            distance = tl.where(whole, rounded.to(tl.float32) - middle[None, :], 0.0)
-            once += distance
-            squared += distance * distance
+        if (row > start) & (row <= H):
+            if ADDED:
+                above += beside.to(tl.float32)
+            if SUMS == "gradients":
+                distance = given.to(tl.float32) - mean[None, :]
+                above = let_through(above, shown, distance, factor, offset, kind, MASK)
+                once += above
+                times += above * distance
+            rounded = above.to(kind)
+            tl.store(y + place, rounded, mask=inside)
+            if SUMS == "values":
+                distance = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
+                once += distance
+                times += distance * distance
         above, here = here, below
         a, b, d = next_a, next_b, next_d
-    if SUMS:
-        _keep_sums(sums, tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), once, squared, o, O)
+    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    if SUMS == "values":
+        _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0), o, O)
+    if SUMS == "gradients":
+        _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0) * scale, o, O)
 
 
 @triton.jit
@@ -243,8 +292,8 @@ def _three(a, b, c, u, v, w, total, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _keep_sums(sums, part, once, squared, o, O: tl.constexpr):  # noqa: E741
-    """Over positions: to sums (parts, 2, O)."""
+def _keep_sums(sums, part, once, times, o, O: tl.constexpr):  # noqa: E741
+    """Of a part: to sums (parts, 2, O)."""
     mine = sums + part * (2 * O) + o
-    tl.store(mine, tl.sum(once, 0), mask=o < O)
-    tl.store(mine + O, tl.sum(squared, 0), mask=o < O)
+    tl.store(mine, once, mask=o < O)
+    tl.store(mine + O, times, mask=o < O)

@@ -21,8 +21,15 @@ from .taps import places, precision, seen
 __all__ = ["weigh"]
 
 
-def weigh(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the weight, in the order in which the weight lies in memory."""
+def weigh(x: Tensor, gradient: Tensor, weight: Tensor, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The gradient of the weight, in the order in which the weight lies in memory.
+
+    Args:
+        x: what was convolved.
+        gradient: of what came out.
+        weight: whose gradient is wanted.
+        beside: other sums that are to be added up, and where to, see `add_up`.
+    """
     count, channels, height, width = x.shape
     outputs = weight.size(0)
     tile = tiles.fitted(tiles.WEIGHED, max(channels, outputs), x.element_size())
@@ -50,7 +57,7 @@ def weigh(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
                 x, gradient, sums, positions, TAPS=tile.taps, DEPTH=tiles.power_of_two(tile.taps * channels),
                 BLOCK_O=tiles.power_of_two(outputs), **shape, **strides, **options,
             )  # fmt: skip
-    add_up(sums, total)
+    add_up(sums, total, beside)
     return total
 
 
