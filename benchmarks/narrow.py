@@ -2,12 +2,13 @@
 
 First layers of ResNet110 by themselves, in bf16 and channels_last, captured in CUDA graphs: convolution, gradients of
 its input and its weight (torch's are given weights that are rounded already), BatchNorm with a residual and a ReLU; and
-two residual blocks, forward and backward. Then training steps of ResNet110 on random images, several runs side by side.
-``--search`` times other tiles of the kernels, ``--tiles`` those that it is given, one at a time:
-``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps for 16 channels; see `rotationout.experiments.narrow.tiles`.
-``--streams 8`` times layers as eight runs side by side do them, where not the latency of a kernel counts but what it
-takes away from others: that is what tiles should be chosen by. ``--without`` turns off what may not pay, by its name;
-give another ``--out`` with any of these. Written as JSON under benchmarks/results/.
+two residual blocks, forward and backward. Then training steps of ResNet110 on random images, several runs side by side,
+and a test on a thousand of them. ``--search`` times other tiles of the kernels, ``--tiles`` those that it is given, one
+at a time: ``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps for 16 channels; see
+`rotationout.experiments.narrow.tiles`. ``--streams 8`` times layers as eight runs side by side do them, where not the
+latency of a kernel counts but what it takes away from others: that is what tiles should be chosen by. ``--without``
+turns off what may not pay, by its name; give another ``--out`` with any of these. Written as JSON under
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -16,27 +17,21 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification
 from rotationout.experiments.narrow import layers as narrow
 from rotationout.experiments.narrow import tiles
-from rotationout.experiments.networks import ResNet
 from rotationout.recipes.cifar100 import TABLES
 
+from .narrow_layers import BATCH, LAYERS, layers
 from .narrow_tiles import SEARCHED, TOUCHED, parsed, set_to
 from .records import RESULTS, write
 
-BATCH = 128
-LAYERS = {16: 32, 32: 16, 64: 8}
-"""Channels, and the size of the maps."""
 ROWS = ("none", "rotation default sigma 0.500")
 CALLS, REPLAYS = 20, 10
 """Of a layer in a graph, and of the graph."""
@@ -66,96 +61,19 @@ def _without_handed() -> None:
     handing.HANDED = False
 
 
+def _without_settled() -> None:
+    narrow.SETTLED = False
+
+
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
     "sums": _without_sums,  # BatchNorm's sums taken by the convolution before it
     "again": _without_again,  # the ReLU's mask found again from what it was given
     "handed": _without_handed,  # sums for the gradients of BatchNorm, taken by the convolution behind it
+    "settled": _without_settled,  # in tests: BatchNorm done by the convolution before it
 }
 """What can be turned off."""
-Ways = dict[str, Callable[[], object]]
-
-
-def layers(channels: int) -> dict[str, Ways]:
-    """What there is to time for so many channels: by its name, and by who does it."""
-    from rotationout.experiments.narrow import convolving, weighing
-    from rotationout.experiments.narrow.batchnorm import Normalisation, Running
-    from rotationout.experiments.narrow.handing import Before
-
-    shape = BATCH, channels, LAYERS[channels], LAYERS[channels]
-    x, residual, given = (_maps(shape) for _ in range(3))
-    weight = torch.randn(channels, channels, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last) / 12
-    rounded = weight.bfloat16()
-    gamma, beta = (torch.rand(channels, device="cuda").requires_grad_() for _ in range(2))
-    mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
-    running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
-    sums = convolving.convolve(x, weight, mirrored=False, origin=mean)[1]
-    before = Before(x, residual, torch.ones(2, channels, device="cuda"), gamma, beta, "output")
-    same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
-
-    def backward(wanted: list[bool]) -> Callable[[], object]:
-        return lambda: torch.ops.aten.convolution_backward(given, x, rounded, None, *same, wanted)
-
-    def by_torch(x: Tensor, residual: Tensor) -> Tensor:
-        return F.relu(residual + F.batch_norm(x, mean, var, gamma, beta, True, 0.1, 1e-5))
-
-    def by_us(x: Tensor, residual: Tensor, sums: Tensor | None = None) -> Tensor:
-        y: Tensor = Normalisation.apply(x, residual, gamma, beta, running, 1e-5, True, sums)  # type: ignore[no-untyped-call]
-        return y
-
-    def forward(norm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        return torch.no_grad()(lambda: norm(x, residual))
-
-    def both(norm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        leaves = x.detach().requires_grad_(), residual.detach().requires_grad_()
-        return lambda: torch.autograd.grad(norm(*leaves), (*leaves, gamma, beta), given)
-
-    return {
-        "convolution": {
-            "torch": lambda: F.conv2d(x, rounded, padding=1),
-            "fused": lambda: convolving.convolve(x, weight, mirrored=False),
-        },
-        "convolution, sums": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, origin=mean)},
-        "gradient of input": {
-            "torch": backward([True, False, False]),
-            "fused": lambda: convolving.convolve(given, weight, mirrored=True),
-        },
-        "gradient of input at a fork": {
-            "fused": lambda: convolving.convolve(given, weight, mirrored=True, added=residual)
-        },
-        "gradient of input at a fork, sums": {
-            "fused": lambda: convolving.convolve(given, weight, mirrored=True, added=residual, before=before)
-        },
-        "gradient of weight": {
-            "torch": backward([False, True, False]),
-            "fused": lambda: weighing.weigh(x, given, weight),
-        },
-        "norm": {"torch": forward(by_torch), "fused": forward(by_us)},
-        "norm after sums": {"fused": forward(partial(by_us, sums=sums))},
-        "norm and gradient": {"torch": both(by_torch), "fused": both(by_us)},
-        "two blocks": {kernels: blocks(channels, kernels, x, given) for kernels in ("torch", "fused")},
-        "copy": {"torch": x.clone},
-    }
-
-
-def blocks(channels: int, kernels: str, x: Tensor, given: Tensor) -> Callable[[], object]:
-    """Two residual blocks, forward and backward."""
-    stages = ResNet(3, fused=kernels == "fused").to("cuda", memory_format=torch.channels_last).stages  # type: ignore[call-overload]
-    first = 3 * list(LAYERS).index(channels) + 1  # the first of a stage may have other sizes
-    network = stages[first : first + 2]
-    leaves = x.detach().requires_grad_(), *network.parameters()
-
-    def work() -> object:
-        with torch.autocast("cuda", torch.bfloat16):
-            y = network(leaves[0])
-        return torch.autograd.grad(y, leaves, given)
-
-    return work
-
-
-def _maps(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last)
 
 
 def microseconds(works: list[Callable[[], object]]) -> float:
@@ -236,12 +154,12 @@ def runs_of(kernels: str, row: str, count: int) -> list[Classification]:
         pixels = torch.randint(256, (number, 3, 32, 32), dtype=torch.uint8, device=device)
         return Images(pixels, torch.randint(100, (number,), device=device))
 
-    both = images(2000 * BATCH), images(BATCH)
+    both = images(2000 * BATCH), images(Classification.test_rows)
     return [Classification(config.replace(seed=seed), both, device) for seed in range(count)]
 
 
-def time_steps(kernels: str, row: str, counts: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds per run and step, with several numbers of runs side by side."""
+def time_steps(kernels: str, row: str, counts: list[int], seconds: float) -> tuple[list[dict[str, Any]], float]:
+    """Milliseconds per run and step, with several numbers of runs side by side; and those of a test."""
     runs = runs_of(kernels, row, max(counts))
     for run in runs:
         for _ in range(3):
@@ -260,10 +178,22 @@ def time_steps(kernels: str, row: str, counts: list[int], seconds: float) -> lis
         each = 1e3 * (time.perf_counter() - begun) / steps
         rows.append({"kernels": kernels, "row": row, "count": count, "ms": each})
         print(f"{count:2} × {kernels:6} {row:28} {each:6.2f} ms per run and step", flush=True)
+    test = time_test(runs[0], seconds)
+    print(f" 1 × {kernels:6} {row:28} {test:6.2f} ms for a test on {Classification.test_rows} images", flush=True)
     del runs, run
     gc.collect()
     torch.cuda.empty_cache()
-    return rows
+    return rows, test
+
+
+def time_test(run: Classification, seconds: float) -> float:
+    """Milliseconds, with nothing beside it: as a sweep does it."""
+    begun, tests = time.perf_counter(), 0
+    with run.at_work():
+        while time.perf_counter() - begun < seconds:
+            run.test()  # which waits for its end
+            tests += 1
+    return 1e3 * (time.perf_counter() - begun) / tests
 
 
 def main() -> None:
@@ -289,10 +219,13 @@ def main() -> None:
     if options.search:
         tried += [(kind, c, tile) for kind, table in SEARCHED.items() for c, some in table.items() for tile in some]
     record: dict[str, Any] = {"without": options.without, "streams": options.streams}
-    record |= {"layers": time_layers(options.streams), "tiles": time_tiles(tried, options.streams), "steps": []}
+    record |= {"layers": time_layers(options.streams), "tiles": time_tiles(tried, options.streams)}
+    record |= {"steps": [], "tests": []}
     for row in options.rows if options.counts else []:
         for kernels in options.kernels:
-            record["steps"] += time_steps(kernels, row, options.counts, options.seconds)
+            steps, test = time_steps(kernels, row, options.counts, options.seconds)
+            record["steps"] += steps
+            record["tests"].append({"kernels": kernels, "row": row, "images": Classification.test_rows, "ms": test})
     print(f"\nwritten to {write(options.out, 'narrow', options.commit, record)}")
 
 

@@ -160,6 +160,14 @@ def channels(saved, weight, bias, C: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
+def kept_channels(mean, var, weight, bias, eps, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Mean, γ/√(var + ε) and β of a layer that goes by the statistics that it kept."""
+    c = tl.arange(0, BLOCK_C)
+    factor = tl.load(weight + c, mask=c < C, other=0.0) / tl.sqrt(tl.load(var + c, mask=c < C, other=1.0) + eps)
+    return tl.load(mean + c, mask=c < C, other=0.0), factor, tl.load(bias + c, mask=c < C, other=0.0)
+
+
+@triton.jit
 def scaled(distance, factor, offset):
     """What was so far from the mean, normalised: here for all, so that gradients find the same bits again."""
     return distance * factor[None, :] + offset[None, :]

@@ -1,27 +1,43 @@
 """A 3×3 convolution of few channels on a GPU, in Triton: stride 1, padding 1, no bias; and the gradient of its input.
 
-A program takes some positions and all output channels: for each tap it loads the shifted rows, with zeros beyond the
-border, and multiplies them by that tap's weights. Or it takes some columns of the images and goes down them: a row that
-it loads is then seen from three rows, and the weights stay where they are. The gradient of the input is the same with
-the taps mirrored and the weights transposed. Import this only where triton is installed.
+That is the same with the taps mirrored and the weights transposed. What BatchNorm needs of the maps, before or behind
+the convolution, the kernels do on their way. Import this only where triton is installed.
 """
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-# ruff: noqa: N803 - compile-time constants are in capitals
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from . import tiles
-from .batchnorm_kernels import channels, let_through
+from .convolving_kernels import convolve_kernel, strip_kernel
 from .handing import Before
-from .taps import places, precision, seen
+from .taps import precision
 
-__all__ = ["convolve"]
+__all__ = ["Kept", "convolve"]
+
+
+class Kept(NamedTuple):
+    """BatchNorm behind a convolution, which goes by the statistics that it kept, and what follows it.
+
+    Args:
+        mean: the running mean, (O,) in fp32; as what follows.
+        var: the running variance.
+        weight: γ.
+        bias: β.
+        eps: ε.
+        relu: whether there is one, behind what is added.
+    """
+
+    mean: Tensor
+    var: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+    relu: bool
 
 
 def convolve(
@@ -32,6 +48,7 @@ def convolve(
     added: Tensor | None = None,
     origin: Tensor | None = None,
     before: Before | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The convolution, and sums that BatchNorm can use.
 
@@ -39,11 +56,12 @@ def convolve(
         x: (N, C, H, W) in channels_last.
         weight: (O, C, 3, 3), or (C, O, 3, 3) if it is mirrored.
         mirrored: for the gradient of the input.
-        added: to the convolution, before it is rounded.
+        added: to the convolution, or to what is made of it by `kept`, before it is rounded.
         origin: (O,); if it is given, the sums are those of (y − origin) and of its square over some positions each: of
             y as it is stored, which is what BatchNorm will read.
         before: if it is given, y is the gradient of what this norm gave: what its ReLU had stopped is zero, and the
-            sums are those of y, as it is stored, and of y·x̂; see `batchnorm_kernels.sums_kernel`.
+            sums are those of y, before it is rounded, and of y·x̂; see `batchnorm_kernels.sums_kernel`.
+        kept: a norm behind it, which is done on the way; without sums.
 
     Returns:
         y, and sums (parts, 2, O) in fp32 or None.
@@ -61,239 +79,31 @@ def convolve(
     sums = None
     if of != "none":
         sums = torch.empty((grid[0] * grid[1], 2, outputs), dtype=torch.float32, device=x.device)
-    norm = (y,) * 5 if before is None else before[:5]
+    norm: tuple[Tensor, ...] = (y,) * 5 if before is None else before[:5]
+    eps, relu = 0.0, False
+    if kept is not None:
+        origin, norm, eps, relu = kept.mean, (y, y, kept.var, kept.weight, kept.bias), kept.eps, kept.relu
     maps = x, weight, y if added is None else added, y, y if origin is None else origin, y if sums is None else sums
     settings = {
         "H": height, "W": width, "C": inputs, "O": outputs, "ROW": weight.stride(rows),
         "COLUMN": weight.stride(columns), "DOWN": weight.stride(2), "ALONG": weight.stride(3), "MIRRORED": mirrored,
         "ADDED": added is not None, "SUMS": of, "MASK": "none" if before is None else before.mask,
-        "BLOCK_P": tile.positions, "BLOCK_O": tiles.power_of_two(outputs), "PRECISION": precision(x),
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        "KEPT": kept is not None, "RELU": relu, "BLOCK_P": tile.positions, "BLOCK_O": tiles.power_of_two(outputs),
+        "PRECISION": precision(x), "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.rows:
-            _strip_kernel[grid](
-                *maps, *norm, count * width, ROWS=tile.rows, BLOCK_C=tiles.power_of_two(inputs), **settings
+            strip_kernel[grid](
+                *maps, *norm, eps, count * width, ROWS=tile.rows, BLOCK_C=tiles.power_of_two(inputs), **settings
             )
         else:
-            _convolve_kernel[grid](
+            convolve_kernel[grid](
                 *maps,
                 *norm,
+                eps,
                 count * height * width,
                 TAPS=tile.taps,
                 DEPTH=tiles.power_of_two(tile.taps * inputs),
                 **settings,
             )
     return y, sums
-
-
-@triton.jit
-def _convolve_kernel(
-    x,
-    weight,
-    added,
-    y,
-    origin,
-    sums,
-    before,
-    after,
-    saved,
-    gamma,
-    beta,
-    count,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    DOWN: tl.constexpr,
-    ALONG: tl.constexpr,
-    MIRRORED: tl.constexpr,
-    ADDED: tl.constexpr,
-    SUMS: tl.constexpr,
-    MASK: tl.constexpr,
-    TAPS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Some positions of y, all channels. Three steps are loaded before any is multiplied: their latencies overlap."""
-    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    # A sum for each step of a group: products that are added to one another Triton shares out by rows alone, and of 64
-    # rows two groups of four warps would both compute all. In a loop, not unrolled, for the same reason.
-    first = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    second = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    third = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    kind = x.dtype.element_ty
-    for group in range(3 // TAPS):
-        a = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
-        b = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
-        c = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
-        at, known = places(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
-        u = tl.load(weight + at, mask=known, other=0.0).to(kind)
-        at, known = places(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
-        v = tl.load(weight + at, mask=known, other=0.0).to(kind)
-        at, known = places(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
-        w = tl.load(weight + at, mask=known, other=0.0).to(kind)
-        first = tl.dot(a, u, first, input_precision=PRECISION)
-        second = tl.dot(b, v, second, input_precision=PRECISION)
-        third = tl.dot(c, w, third, input_precision=PRECISION)
-    total = first + second + third
-    o = tl.arange(0, BLOCK_O)
-    at = p[:, None] * O + o[None, :]
-    inside = (p < count)[:, None] & (o < O)[None, :]
-    if ADDED:
-        total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
-    if SUMS == "gradients":
-        mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
-        given = tl.load(before + at, mask=inside, other=0.0)
-        shown = tl.load(after + at, mask=inside, other=0.0) if MASK == "output" else given
-        distance = given.to(tl.float32) - mean[None, :]
-        total = let_through(total, shown, distance, factor, offset, kind, MASK)
-        _keep_sums(sums, tl.program_id(0), tl.sum(total, 0), tl.sum(total * distance, 0) * scale, o, O)
-    rounded = total.to(kind)
-    tl.store(y + at, rounded, mask=inside)
-    if SUMS == "values":
-        middle = tl.load(origin + o, mask=o < O, other=0.0)
-        once = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
-        _keep_sums(sums, tl.program_id(0), tl.sum(once, 0), tl.sum(once * once, 0), o, O)
-
-
-@triton.jit
-def _strip_kernel(
-    x,
-    weight,
-    added,
-    y,
-    origin,
-    sums,
-    before,
-    after,
-    saved,
-    gamma,
-    beta,
-    count,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    DOWN: tl.constexpr,
-    ALONG: tl.constexpr,
-    MIRRORED: tl.constexpr,
-    ADDED: tl.constexpr,
-    SUMS: tl.constexpr,
-    MASK: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Some columns of the images, of which there are count, and ROWS rows of y.
-
-    A row is loaded while the one above it is multiplied: what comes from memory must be asked for early.
-    """
-    column = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    start = tl.program_id(1) * ROWS
-    c = tl.arange(0, BLOCK_C)
-    o = tl.arange(0, BLOCK_O)
-    top = column // W * (H * W) + column % W
-    known = (column < count)[:, None] & (c < C)[None, :]
-    inside = (column < count)[:, None] & (o < O)[None, :]
-    to_left = known & (column % W > 0)[:, None]
-    to_right = known & (column % W < W - 1)[:, None]
-    at = x + top[:, None] * C + c[None, :]
-    kind = x.dtype.element_ty
-    weights = weight + c[:, None] * ROW + o[None, :] * COLUMN
-    some = (c < C)[:, None] & (o < O)[None, :]
-    up_left, up, up_right = _row_of_weights(weights, 0, some, DOWN, ALONG, MIRRORED)
-    left, centre, right = _row_of_weights(weights, 1, some, DOWN, ALONG, MIRRORED)
-    down_left, down, down_right = _row_of_weights(weights, 2, some, DOWN, ALONG, MIRRORED)
-    a, b, d = _row(at, start - 1, start > 0, to_left, known, to_right, W, C)
-    # Rounded only now: what is loaded is waited for where it is used first.
-    up_left, up, up_right = up_left.to(kind), up.to(kind), up_right.to(kind)
-    left, centre, right = left.to(kind), centre.to(kind), right.to(kind)
-    down_left, down, down_right = down_left.to(kind), down.to(kind), down_right.to(kind)
-    above = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    here = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    if SUMS == "values":
-        middle = tl.load(origin + o, mask=o < O, other=0.0)
-    if SUMS == "gradients":
-        mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
-    if SUMS != "none":
-        once = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-        times = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
-    for row in range(start - 1, start + ROWS + 1):
-        more = row + 1 < tl.minimum(H, start + ROWS + 1)
-        next_a, next_b, next_d = _row(at, row + 1, more, to_left, known, to_right, W, C)
-        whole = inside & (row > start) & (row <= H)
-        place = (top + (row - 1) * W)[:, None] * O + o[None, :]
-        if ADDED:
-            beside = tl.load(added + place, mask=whole, other=0.0)
-        if SUMS == "gradients":
-            given = tl.load(before + place, mask=whole, other=0.0)
-            shown = tl.load(after + place, mask=whole, other=0.0) if MASK == "output" else given
-        # What row sees is the lower third of what the row above it adds up, and the upper third of the one below.
-        above = _three(a, b, d, down_left, down, down_right, above, PRECISION)
-        here = _three(a, b, d, left, centre, right, here, PRECISION)
-        below = _three(a, b, d, up_left, up, up_right, tl.zeros((BLOCK_P, BLOCK_O), tl.float32), PRECISION)
-        if (row > start) & (row <= H):
-            if ADDED:
-                above += beside.to(tl.float32)
-            if SUMS == "gradients":
-                distance = given.to(tl.float32) - mean[None, :]
-                above = let_through(above, shown, distance, factor, offset, kind, MASK)
-                once += above
-                times += above * distance
-            rounded = above.to(kind)
-            tl.store(y + place, rounded, mask=inside)
-            if SUMS == "values":
-                distance = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
-                once += distance
-                times += distance * distance
-        above, here = here, below
-        a, b, d = next_a, next_b, next_d
-    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    if SUMS == "values":
-        _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0), o, O)
-    if SUMS == "gradients":
-        _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0) * scale, o, O)
-
-
-@triton.jit
-def _row(at, row, there, to_left, known, to_right, W: tl.constexpr, C: tl.constexpr):
-    """A row of the images if it is there, as seen from the right, from where it is, and from the left."""
-    a = tl.load(at + (row * W - 1) * C, mask=to_left & there, other=0.0)
-    b = tl.load(at + row * W * C, mask=known & there, other=0.0)
-    return a, b, tl.load(at + (row * W + 1) * C, mask=to_right & there, other=0.0)
-
-
-@triton.jit
-def _row_of_weights(weights, down: tl.constexpr, some, DOWN: tl.constexpr, ALONG: tl.constexpr, MIRRORED: tl.constexpr):
-    """Those of the three taps of a row of the kernel."""
-    first: tl.constexpr = (2 - down) * DOWN + 2 * ALONG if MIRRORED else down * DOWN
-    along: tl.constexpr = -ALONG if MIRRORED else ALONG
-    left = tl.load(weights + first, mask=some, other=0.0)
-    middle = tl.load(weights + (first + along), mask=some, other=0.0)
-    right = tl.load(weights + (first + 2 * along), mask=some, other=0.0)
-    return left, middle, right
-
-
-@triton.jit
-def _three(a, b, c, u, v, w, total, PRECISION: tl.constexpr):
-    """The products of three taps, added to a sum."""
-    total = tl.dot(a, u, total, input_precision=PRECISION)
-    total = tl.dot(b, v, total, input_precision=PRECISION)
-    return tl.dot(c, w, total, input_precision=PRECISION)
-
-
-@triton.jit
-def _keep_sums(sums, part, once, times, o, O: tl.constexpr):  # noqa: E741
-    """Of a part: to sums (parts, 2, O)."""
-    mine = sums + part * (2 * O) + o
-    tl.store(mine, once, mask=o < O)
-    tl.store(mine + O, times, mask=o < O)

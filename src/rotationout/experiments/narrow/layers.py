@@ -15,7 +15,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ...kernels.dispatch import HAS_TRITON
 
-__all__ = ["KERNELS", "convolve", "convolve_beside", "normalise"]
+__all__ = ["KERNELS", "convolve", "convolve_beside", "convolve_normalised", "normalise", "passes"]
 
 KERNELS = ("torch", "fused")
 """By the names that configs use."""
@@ -26,6 +26,8 @@ LARGEST = 2**31
 """Elements that 32 bits can count."""
 SUMMED = True
 """Whether convolutions take sums for the BatchNorm behind them."""
+SETTLED = True
+"""Whether they also do that BatchNorm, and what follows it, where it goes by the statistics that it kept."""
 
 
 def convolve(
@@ -81,6 +83,51 @@ def convolve_beside(
     origin = _origin(norm, convolution)
     found: Any = Fork.apply(x, convolution.weight, origin)  # type: ignore[no-untyped-call]
     return (*found, None) if origin is None else found
+
+
+def convolve_normalised(
+    convolution: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = True,
+    fused: bool = True,
+) -> Tensor:
+    """``relu(residual + norm(convolution(x)))``: one launch, where the norm is in eval mode and nobody differentiates.
+
+    Args:
+        convolution: as for `convolve`.
+        norm: as for `normalise`.
+        x: (N, C, H, W).
+        residual: what is added, if anything; as large as what comes out.
+        relu: whether there is one.
+        fused: whether to use kernels where there are some.
+
+    >>> norm = nn.BatchNorm2d(32).eval()
+    >>> convolve_normalised(nn.Conv2d(16, 32, 3, padding=1, bias=False), norm, torch.rand(2, 16, 8, 8)).shape
+    torch.Size([2, 32, 8, 8])
+    """
+    if not (fused and _convolves(convolution, x) and _settles(convolution, norm, x, residual)):
+        y, sums = convolve(convolution, x, fused, norm=norm)
+        return normalise(norm, y, residual, sums=sums, relu=relu, fused=fused)
+    from .convolving import Kept
+    from .convolving import convolve as by_kernel
+
+    layer: Any = norm  # with all that it may lack
+    kept = Kept(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps, relu)
+    weight: Any = convolution.weight
+    added = None if residual is None else _arranged(residual)
+    return by_kernel(_arranged(x.to(_precision(x))), weight, mirrored=False, added=added, kept=kept)[0]
+
+
+def passes(module: nn.Module) -> bool:
+    """Whether a module gives what it is given, and nobody watches it.
+
+    >>> passes(nn.Identity()), passes(nn.ReLU())
+    (True, False)
+    """
+    return type(module) is nn.Identity and not _watched(module)
 
 
 def normalise(
@@ -151,6 +198,19 @@ def _normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
     return alike and x.numel() > x.size(1)  # of a single value torch says what is wrong
 
 
+def _settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+    """Whether the kernel of this convolution can do this norm: it goes by what it kept, and nobody differentiates."""
+    if not SETTLED or torch.is_grad_enabled() or type(norm) is not nn.BatchNorm2d or norm.training or _watched(norm):
+        return False
+    if norm.running_mean is None or norm.running_var is None or not norm.affine:
+        return False
+    kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
+    if any(tensor.dtype != torch.float32 for tensor in kept) or norm.num_features != convolution.out_channels:
+        return False
+    shape = x.size(0), norm.num_features, *x.shape[2:]
+    return residual is None or (residual.shape == shape and residual.dtype == _precision(x))
+
+
 def _called(module: nn.Module, x: Tensor) -> Tensor:
     y: Tensor = module(x)
     return y
@@ -158,12 +218,14 @@ def _called(module: nn.Module, x: Tensor) -> Tensor:
 
 def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
     """Whether there are kernels for such maps here, and nobody watches the module."""
-    if torch.compiler.is_compiling():
-        return False
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    if type(module) is not kind or any(hooks) or _has_any_global_hook():
+    if torch.compiler.is_compiling() or type(module) is not kind or _watched(module):
         return False
     return _on_gpu(x) and x.ndim == 4 and _narrow(x.size(1)) and x.dtype in PRECISIONS and _counted(x)
+
+
+def _watched(module: nn.Module) -> bool:
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or _has_any_global_hook()
 
 
 def _on_gpu(x: Tensor) -> bool:
