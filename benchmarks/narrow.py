@@ -65,6 +65,10 @@ def _without_settled() -> None:
     narrow.SETTLED = False
 
 
+def _without_images() -> None:
+    narrow.COLOURS = 0
+
+
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
@@ -72,6 +76,7 @@ WITHOUT = {
     "again": _without_again,  # the ReLU's mask found again from what it was given
     "handed": _without_handed,  # sums for the gradients of BatchNorm, taken by the convolution behind it
     "settled": _without_settled,  # in tests: BatchNorm done by the convolution before it
+    "images": _without_images,  # the first convolution, of images
 }
 """What can be turned off."""
 

@@ -58,9 +58,9 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(function, "apply", counted)
     losses, gradients = steps(ours, 2)
-    # Of six convolutions in blocks four have stride 1, one of them at a fork; and there are six norms, the stem's, and
-    # those of two projections.
-    assert used == {"Convolution": 2 * 3, "Fork": 2, "Normalisation": 2 * (9 if authors else 7)}
+    # Of six convolutions in blocks four have stride 1, one of them at a fork; and there is the stem's. There are six
+    # norms, the stem's, and those of two projections.
+    assert used == {"Convolution": 2 * 4, "Fork": 2, "Normalisation": 2 * (9 if authors else 7)}
     expected, right = steps(plain, 2)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
     for name, gradient in gradients.items():
@@ -73,8 +73,8 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("place", "switch", "expected"),
     [
-        ("conv1", True, [False, True, True, False, True, False, True]),  # after the stem, and after strides, none
-        ("bn1", True, [False, False, True, False, True, False, True]),  # there is a noise in between
+        ("conv1", True, [True, True, True, False, True, False, True]),  # after strides none
+        ("bn1", True, [True, False, True, False, True, False, True]),  # there is a noise in between
         ("conv1", False, [False] * 7),
     ],
 )
@@ -227,6 +227,7 @@ def test_whoever_watches_a_module_sees_it_called() -> None:
         {"padding_mode": "circular"},
         {"out_channels": 24},
         {"out_channels": 80},
+        {"in_channels": 8},
         {"dilation": 2},
     ],
     ids=str,
@@ -234,8 +235,15 @@ def test_whoever_watches_a_module_sees_it_called() -> None:
 def test_other_convolutions_are_torchs(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Convolution, "apply", lambda *_: pytest.fail("no kernel does this"))
     options = {"in_channels": 16, "out_channels": 16, "kernel_size": 3, "padding": 1, "bias": False, **change}
-    conv, x = nn.Conv2d(**options).to(DEVICE), maps(2, 16, 6, 6)
+    conv, x = nn.Conv2d(**options).to(DEVICE), maps(2, options["in_channels"], 6, 6)
     assert torch.equal(layers.convolve(conv, x)[0], conv(x))
+
+
+@pytest.mark.usefixtures("_everywhere")
+def test_images_that_need_a_gradient_are_torchs() -> None:
+    conv, x = nn.Conv2d(3, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 3, 6, 6)
+    assert type(layers.convolve(conv, x)[0].grad_fn).__name__ == "ConvolutionBackward"  # not torch's, which has a 0
+    assert torch.equal(layers.convolve(conv, x.requires_grad_())[0], conv(x))
 
 
 @pytest.mark.usefixtures("_everywhere")

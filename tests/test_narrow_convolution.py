@@ -34,6 +34,7 @@ CONVOLUTIONS = {
     "to fewer": (3, 64, 16, 5, 7),
     "48": (3, 48, 48, 5, 7),
 }
+IMAGES = 3, 3, 16, 5, 7
 
 
 @pytest.mark.parametrize(
@@ -63,9 +64,10 @@ TILES = {
 @pytest.fixture
 def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every convolution in the tiles of that name; of 64 channels the products of all taps are too large."""
+    convolves, weighs = TILES[request.param]
     for channels in tiles.CONVOLVED:
-        convolves, weighs = TILES[request.param]
         monkeypatch.setitem(tiles.CONVOLVED, channels, convolves)
+    for channels in tiles.WEIGHED:
         monkeypatch.setitem(tiles.WEIGHED, channels, weighs if channels < 64 else weighs._replace(taps=1))
 
 
@@ -110,6 +112,25 @@ def test_gradients_at_a_fork_are_added_in_strips_too(tiled: None) -> None:
     torch.autograd.backward((F.conv2d(exact_x, exact_weight, padding=1), exact_x), (given.double(), other.double()))
     assert error(x.grad, exact_x.grad) < torch.finfo(HALF).eps
     assert error(weight.grad, exact_weight.grad) < 5e-6
+
+
+@pytest.mark.parametrize("tiled", TILES, indirect=True)
+@pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("memory", [LAST, torch.contiguous_format], ids=str)
+def test_images_have_three_channels(memory: torch.memory_format, dtype: torch.dtype, tiled: None) -> None:
+    """Of which a convolution needs no gradient."""
+    count, channels, outputs, height, width = IMAGES
+    x, weight = maps(count, channels, height, width, dtype=dtype), weights(outputs, channels, memory).to(dtype).float()
+    given = maps(count, outputs, height, width, dtype=dtype)
+    y, sums = Convolution.apply(x, weight.requires_grad_(), torch.zeros(outputs).to(DEVICE))
+    y.backward(given)
+    (exact,) = leaves(weight, dtype=torch.float64)
+    right = F.conv2d(x.double(), exact, padding=1)
+    right.backward(given.double())
+    assert error(y, right) < (torch.finfo(HALF).eps if dtype == HALF else 5e-6)
+    assert error(sums[:, 0].sum(0), y.double().sum((0, 2, 3))) < 3e-6
+    assert error(weight.grad, exact.grad) < 5e-6
+    assert weight.grad.stride() == weight.stride()
 
 
 @pytest.mark.parametrize("channels", [16, 32, 64])

@@ -94,7 +94,7 @@ def convolve(
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.rows:
             strip_kernel[grid](
-                *maps, *norm, eps, count * width, ROWS=tile.rows, BLOCK_C=tiles.power_of_two(inputs), **settings
+                *maps, *norm, eps, count * width, ROWS=tile.rows, BLOCK_C=tiles.multiplied(inputs), **settings
             )
         else:
             convolve_kernel[grid](
@@ -103,7 +103,7 @@ def convolve(
                 eps,
                 count * height * width,
                 TAPS=tile.taps,
-                DEPTH=tiles.power_of_two(tile.taps * inputs),
+                DEPTH=tiles.multiplied(tile.taps * inputs),
                 **settings,
             )
     return y, sums

@@ -21,6 +21,8 @@ KERNELS = ("torch", "fused")
 """By the names that configs use."""
 MULTIPLE, MOST = 16, 64
 """Numbers of channels that there are kernels for: multiples of the one, up to the other."""
+COLOURS = 3
+"""Those of images, which a convolution can also read; but there is no kernel for their gradient."""
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 2**31
 """Elements that 32 bits can count."""
@@ -36,7 +38,8 @@ def convolve(
     """``convolution(x)``, and sums that BatchNorm can use, where they cost little.
 
     Args:
-        convolution: any module; a kernel there is for 3×3 convolutions of stride 1 that keep the size and have no bias.
+        convolution: any module; a kernel there is for 3×3 convolutions of stride 1 that keep the size and have no bias,
+            of few channels, or of images that need no gradient.
         x: (N, C, H, W).
         fused: whether to use a kernel where there is one.
         norm: what comes next. If it takes statistics of the batch, the kernel can take sums for them on its way.
@@ -170,6 +173,8 @@ def _convolves(convolution: nn.Module, x: Tensor) -> bool:
     """Whether there is a kernel for this."""
     if not isinstance(convolution, nn.Conv2d) or not _available(convolution, nn.Conv2d, x):
         return False
+    if not (_narrow(x.size(1)) or (x.size(1) == COLOURS and not x.requires_grad)):
+        return False
     shape = convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation
     plain = convolution.groups == 1 and convolution.bias is None and convolution.padding_mode == "zeros"
     if shape != ((3, 3), (1, 1), (1, 1), (1, 1)) or not plain or not _narrow(convolution.out_channels):
@@ -190,6 +195,8 @@ def _origin(norm: nn.Module | None, convolution: nn.Module) -> Tensor | None:
 def _normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
     """Whether there are kernels for this: the layer takes a batch's statistics, and keeps a moving average of them."""
     if not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x) or not norm.training:
+        return False
+    if not _narrow(norm.num_features):
         return False
     kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
     if not kept or not norm.affine or norm.weight.dtype != torch.float32 or norm.num_features != x.size(1):
@@ -220,7 +227,7 @@ def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
     """Whether there are kernels for such maps here, and nobody watches the module."""
     if torch.compiler.is_compiling() or type(module) is not kind or _watched(module):
         return False
-    return _on_gpu(x) and x.ndim == 4 and _narrow(x.size(1)) and x.dtype in PRECISIONS and _counted(x)
+    return _on_gpu(x) and x.ndim == 4 and x.dtype in PRECISIONS and _counted(x)
 
 
 def _watched(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "Tile",
     "choice",
     "fitted",
+    "multiplied",
     "power_of_two",
 ]
 
@@ -60,7 +61,12 @@ class Sums(NamedTuple):
     parts: int
 
 
-CONVOLVED = {16: Tile(64, 1, 2, rows=8), 32: Tile(128, 1, 4), 64: Tile(64, 1, 4)}
+CONVOLVED = {
+    3: Tile(64, 1, 2, rows=8),
+    16: Tile(64, 1, 2, rows=8),
+    32: Tile(128, 1, 4),
+    64: Tile(64, 1, 4),
+}
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
 WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 96)}
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
@@ -83,6 +89,15 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def multiplied(depth: int) -> int:
+    """So many numbers are multiplied where there are this many: a product needs 16.
+
+    >>> multiplied(9), multiplied(48)
+    (16, 64)
+    """
+    return max(16, power_of_two(depth))
+
+
 def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
     """The tile for this many channels of so many bytes each: numbers of 32 bits take more registers than a thread has.
 
@@ -95,5 +110,5 @@ def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
 
 
 def choice(channels: int) -> int:
-    """The key of the tables here for this many channels: 48 are taken as 64 are."""
-    return max(16, power_of_two(channels))
+    """The key of the tables here for this many channels: 48 are taken as 64 are, and images have 3."""
+    return channels if channels == 3 else max(16, power_of_two(channels))

@@ -49,12 +49,12 @@ def weigh(x: Tensor, gradient: Tensor, weight: Tensor, beside: tuple[Tensor, Ten
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.taps == 9:
             _weigh_all_kernel[(parts,)](
-                x, gradient, sums, positions, DEPTH=tiles.power_of_two(3 * channels),
+                x, gradient, sums, positions, DEPTH=tiles.multiplied(3 * channels),
                 WIDTH=tiles.power_of_two(3 * outputs), **shape, **strides, **options,
             )  # fmt: skip
         else:
             _weigh_kernel[(parts, groups)](
-                x, gradient, sums, positions, TAPS=tile.taps, DEPTH=tiles.power_of_two(tile.taps * channels),
+                x, gradient, sums, positions, TAPS=tile.taps, DEPTH=tiles.multiplied(tile.taps * channels),
                 BLOCK_O=tiles.power_of_two(outputs), **shape, **strides, **options,
             )  # fmt: skip
     add_up(sums, total, beside)
