@@ -89,7 +89,7 @@ def convolve(
         "COLUMN": weight.stride(columns), "DOWN": weight.stride(2), "ALONG": weight.stride(3), "MIRRORED": mirrored,
         "ADDED": added is not None, "SUMS": of, "MASK": "none" if before is None else before.mask,
         "KEPT": kept is not None, "RELU": relu, "BLOCK_P": tile.positions, "BLOCK_O": tiles.power_of_two(outputs),
-        "PRECISION": precision(x), "num_warps": tile.warps, "num_stages": tile.stages,
+        "PRECISION": precision(x), **tile.options,
     }  # fmt: skip
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.rows:

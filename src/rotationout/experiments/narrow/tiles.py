@@ -37,6 +37,8 @@ class Tile(NamedTuple):
         programs: at most so many share a weight's gradient; the sums of each are written, and read again.
         rows: if there are any, positions are columns of the images, of which a program takes so many rows; it needs no
             taps then, and no stages.
+        registers: at most so many a thread; 0 for as many as the compiler likes. A few less may be room for one more
+            program on a multiprocessor, of this kernel or of another run's.
     """
 
     positions: int
@@ -45,6 +47,13 @@ class Tile(NamedTuple):
     stages: int = 1
     programs: int = 0
     rows: int = 0
+    registers: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told."""
+        most = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **most}
 
 
 class Sums(NamedTuple):
@@ -64,11 +73,15 @@ class Sums(NamedTuple):
 CONVOLVED = {
     3: Tile(64, 1, 2, rows=8),
     16: Tile(64, 1, 2, rows=8),
-    32: Tile(128, 1, 4),
+    32: Tile(128, 1, 4, registers=168),
     64: Tile(64, 1, 4),
 }
 """Of a convolution, and of the gradient of its input, by the channels that it reads."""
-WEIGHED = {16: Tile(128, 9, 4, 1, 264), 32: Tile(128, 9, 8, 1, 132), 64: Tile(64, 1, 4, 3, 96)}
+WEIGHED = {
+    16: Tile(128, 9, 4, 1, 264),
+    32: Tile(128, 9, 8, 1, 132, registers=128),
+    64: Tile(64, 1, 4, 3, 96),
+}
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
 ADDED = 128, 2048
 """Parts at most, and numbers in all, that a program reads at once where sums for gradients are finished."""
@@ -102,11 +115,12 @@ def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
     """The tile for this many channels of so many bytes each: numbers of 32 bits take more registers than a thread has.
 
     >>> fitted({64: Tile(128, 1, 4)}, 48, 4)
-    Tile(positions=16, taps=1, warps=8, stages=1, programs=0, rows=0)
+    Tile(positions=16, taps=1, warps=8, stages=1, programs=0, rows=0, registers=0)
     """
     key = choice(channels)
+    positions = 16 if key == 64 else 32
     tile = table[key]
-    return tile if size == 2 else tile._replace(positions=16 if key == 64 else 32, warps=8, stages=1, rows=0)
+    return tile if size == 2 else tile._replace(positions=positions, warps=8, stages=1, rows=0, registers=0)
 
 
 def choice(channels: int) -> int:

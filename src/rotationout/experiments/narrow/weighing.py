@@ -45,7 +45,7 @@ def weigh(x: Tensor, gradient: Tensor, weight: Tensor, beside: tuple[Tensor, Ten
         "DOWN": weight.stride(2),
         "ALONG": weight.stride(3),
     }
-    options = {"PRECISION": precision(x), "num_warps": tile.warps, "num_stages": tile.stages}
+    options = {"PRECISION": precision(x), **tile.options}
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.taps == 9:
             _weigh_all_kernel[(parts,)](
