@@ -69,6 +69,10 @@ def _without_images() -> None:
     narrow.COLOURS = 0
 
 
+def _without_strides() -> None:
+    narrow.STRIDES = False
+
+
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
@@ -77,6 +81,7 @@ WITHOUT = {
     "handed": _without_handed,  # sums for the gradients of BatchNorm, taken by the convolution behind it
     "settled": _without_settled,  # in tests: BatchNorm done by the convolution before it
     "images": _without_images,  # the first convolution, of images
+    "strides": _without_strides,  # convolutions that halve maps
 }
 """What can be turned off."""
 

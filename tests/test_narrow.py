@@ -58,9 +58,9 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(function, "apply", counted)
     losses, gradients = steps(ours, 2)
-    # Of six convolutions in blocks four have stride 1, one of them at a fork; and there is the stem's. There are six
-    # norms, the stem's, and those of two projections.
-    assert used == {"Convolution": 2 * 4, "Fork": 2, "Normalisation": 2 * (9 if authors else 7)}
+    # Of six convolutions in blocks three are at a fork; and there is the stem's. There are six norms, the stem's, and
+    # those of two projections.
+    assert used == {"Convolution": 2 * 4, "Fork": 2 * 3, "Normalisation": 2 * (9 if authors else 7)}
     expected, right = steps(plain, 2)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
     for name, gradient in gradients.items():
@@ -73,8 +73,8 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("place", "switch", "expected"),
     [
-        ("conv1", True, [True, True, True, False, True, False, True]),  # after strides none
-        ("bn1", True, [True, False, True, False, True, False, True]),  # there is a noise in between
+        ("conv1", True, [True] * 7),
+        ("bn1", True, [True, False, *[True] * 5]),  # there is a noise in between
         ("conv1", False, [False] * 7),
     ],
 )
@@ -219,7 +219,8 @@ def test_whoever_watches_a_module_sees_it_called() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"stride": 2},
+        {"stride": 3},
+        {"stride": (1, 2)},
         {"padding": 0},
         {"kernel_size": 1, "padding": 0},
         {"bias": True},
@@ -236,6 +237,14 @@ def test_other_convolutions_are_torchs(change: dict[str, Any], monkeypatch: pyte
     monkeypatch.setattr(Convolution, "apply", lambda *_: pytest.fail("no kernel does this"))
     options = {"in_channels": 16, "out_channels": 16, "kernel_size": 3, "padding": 1, "bias": False, **change}
     conv, x = nn.Conv2d(**options).to(DEVICE), maps(2, options["in_channels"], 6, 6)
+    assert torch.equal(layers.convolve(conv, x)[0], conv(x))
+
+
+@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.parametrize(("channels", "sides"), [(16, (5, 6)), (16, (6, 5)), (3, (6, 6))])
+def test_strides_that_do_not_halve_are_torchs(channels: int, sides: tuple[int, int]) -> None:
+    """And those of images."""
+    conv, x = nn.Conv2d(channels, 16, 3, 2, 1, bias=False).to(DEVICE), maps(2, channels, *sides)
     assert torch.equal(layers.convolve(conv, x)[0], conv(x))
 
 

@@ -178,9 +178,9 @@ def test_gradients_that_overflowed_are_seen_where_they_are_handed_over(value: fl
 @pytest.mark.parametrize(
     ("authors", "noisy", "expected"),
     [
-        (False, False, 4),  # the stem's, behind which is torch's ReLU; the last; and before each stride of two
-        (True, False, 5),  # not the stem's, which has none; but those of two projections
-        (False, True, 5),  # one more, with a noise between it and its convolution
+        (False, False, 2),  # the stem's, behind which is torch's ReLU, and the last
+        (True, False, 3),  # not the stem's, which has none; but those of two projections
+        (False, True, 3),  # one more, with a noise between it and its convolution
     ],
 )
 def test_few_norms_of_a_network_take_sums(authors: bool, noisy: bool, expected: int, taken: Counted) -> None:

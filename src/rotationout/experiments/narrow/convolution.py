@@ -1,4 +1,4 @@
-"""3×3 convolutions of few channels on a GPU, in Triton: stride 1, padding 1, no bias; and their gradients.
+"""3×3 convolutions of few channels on a GPU, in Triton: padding 1, no bias; and their gradients.
 
 Maps are in channels_last. Products are of the input's precision, sums in fp32. Weights are read as they are and rounded
 in the kernel, as autocast would round them before. Nothing depends on the order in which programs run. Where x comes
@@ -23,25 +23,28 @@ __all__ = ["Convolution", "Fork"]
 
 
 class Convolution(torch.autograd.Function):
-    """``conv2d(x, weight.to(x.dtype), padding=1)``; the gradient of the weight is of the weight's own precision.
+    """``conv2d(x, weight.to(x.dtype), None, stride, 1)``; the gradient of the weight is of the weight's own precision.
 
     Args:
         x: (N, C, H, W) in channels_last.
         weight: (O, C, 3, 3), contiguous or in channels_last; C and O are multiples of 16, 64 at most.
         origin: (O,) in fp32, a running mean; if it is given, `convolve`'s sums about it are a further output.
+        stride: 1, or 2 for maps with even sides.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None = None, stride: int = 1
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """One launch."""
-        y, sums = _convolved(ctx, x, weight, origin)
+        y, sums = _convolved(ctx, x, weight, origin, stride)
         return y if sums is None else (y, sums)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """One launch for the input, two for the weight; the last also adds up sums for the norm before it."""
-        return (None, None, None) if gradient is None else _gradients(ctx, gradient, None)
+        return (None,) * 4 if gradient is None else _gradients(ctx, gradient, None)
 
 
 class Fork(torch.autograd.Function):
@@ -52,24 +55,26 @@ class Fork(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None = None, stride: int = 1
+    ) -> tuple[Tensor, ...]:
         """One launch."""
-        y, sums = _convolved(ctx, x, weight, origin)
+        y, sums = _convolved(ctx, x, weight, origin, stride)
         return (y, x) if sums is None else (y, x, sums)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, past: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """As many as `Convolution` has."""
-        return (past, None, None) if gradient is None else _gradients(ctx, gradient, past)
+        return (past, None, None, None) if gradient is None else _gradients(ctx, gradient, past)
 
 
-def _convolved(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    offer = take(x)
+def _convolved(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None, stride: int) -> tuple[Tensor, Tensor | None]:
+    ctx.stride, offer = stride, take(x)
     ctx.mask, ctx.answer = ("none", None) if offer is None else (offer.mask, offer.answer)
     ctx.save_for_backward(x, weight, *(() if offer is None else offer[:4]))
     ctx.set_materialize_grads(False)  # zeros for what nobody used would be launches
-    y, sums = convolve(x, weight, mirrored=False, origin=origin)
+    y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=origin)
     if sums is not None:
         ctx.mark_non_differentiable(sums)
     return y, sums
@@ -85,12 +90,12 @@ def _gradients(ctx: Any, gradient: Tensor, past: Tensor | None) -> tuple[Tensor 
         if norm:
             given, saved, gamma, beta = norm
             before = Before(given, x, saved, gamma, beta, ctx.mask)
-        of_x, sums = convolve(gradient, weight, mirrored=True, added=past, before=before)
+        of_x, sums = convolve(gradient, weight, mirrored=True, stride=ctx.stride, added=past, before=before)
         if sums is not None:
             beside = sums, torch.empty(sums.shape[1:], dtype=torch.float32, device=x.device)
             ctx.answer.give(of_x, beside[1])
     if ctx.needs_input_grad[1]:
-        of_weight = weigh(x, gradient, weight, beside)
+        of_weight = weigh(x, gradient, weight, stride=ctx.stride, beside=beside)
     elif beside is not None:
         add_up(*beside)
-    return of_x, of_weight, None
+    return of_x, of_weight, None, None

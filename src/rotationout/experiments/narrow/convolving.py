@@ -1,4 +1,4 @@
-"""A 3×3 convolution of few channels on a GPU, in Triton: stride 1, padding 1, no bias; and the gradient of its input.
+"""A 3×3 convolution of few channels on a GPU, in Triton: padding 1, no bias; and the gradient of its input.
 
 That is the same with the taps mirrored and the weights transposed. What BatchNorm needs of the maps, before or behind
 the convolution, the kernels do on their way. Import this only where triton is installed.
@@ -45,6 +45,7 @@ def convolve(
     weight: Tensor,
     *,
     mirrored: bool,
+    stride: int = 1,
     added: Tensor | None = None,
     origin: Tensor | None = None,
     before: Before | None = None,
@@ -56,6 +57,7 @@ def convolve(
         x: (N, C, H, W) in channels_last.
         weight: (O, C, 3, 3), or (C, O, 3, 3) if it is mirrored.
         mirrored: for the gradient of the input.
+        stride: 1, or 2 for maps with even sides: y has half of the rows and columns then, twice as many if mirrored.
         added: to the convolution, or to what is made of it by `kept`, before it is rounded.
         origin: (O,); if it is given, the sums are those of (y − origin) and of its square over some positions each: of
             y as it is stored, which is what BatchNorm will read.
@@ -69,7 +71,9 @@ def convolve(
     rows, columns = (0, 1) if mirrored else (1, 0)  # of the matrix that a tap's weights are here
     count, inputs, height, width = x.shape
     outputs = weight.size(columns)
-    tile = tiles.fitted(tiles.CONVOLVED, inputs, x.element_size())
+    if stride == 2:
+        height, width = (2 * height, 2 * width) if mirrored else (height // 2, width // 2)
+    tile = tiles.fitted(tiles.CONVOLVED if stride == 1 else tiles.STRIDED, inputs, x.element_size())
     y = torch.empty((count, outputs, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     if tile.rows:
         grid = triton.cdiv(count * width, tile.positions), triton.cdiv(height, tile.rows)
@@ -102,6 +106,7 @@ def convolve(
                 *norm,
                 eps,
                 count * height * width,
+                STRIDE=stride,
                 TAPS=tile.taps,
                 DEPTH=tiles.multiplied(tile.taps * inputs),
                 **settings,

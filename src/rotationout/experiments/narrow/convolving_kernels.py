@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .batchnorm_kernels import channels, kept_channels, let_through, scaled
-from .taps import places, seen
+from .taps import places, seen, seen_apart
 
 __all__ = ["convolve_kernel", "strip_kernel"]
 
@@ -52,6 +52,7 @@ def convolve_kernel(
     MASK: tl.constexpr,
     KEPT: tl.constexpr,
     RELU: tl.constexpr,
+    STRIDE: tl.constexpr,
     TAPS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -67,9 +68,14 @@ def convolve_kernel(
     third = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     kind = x.dtype.element_ty
     for group in range(3 // TAPS):
-        a = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
-        b = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
-        c = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+        if STRIDE == 1:
+            a = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
+            b = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
+            c = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+        else:
+            a = seen_apart(x, p, count, 3 * group, H, W, C, MIRRORED, DEPTH)
+            b = seen_apart(x, p, count, 3 * group + 1, H, W, C, MIRRORED, DEPTH)
+            c = seen_apart(x, p, count, 3 * group + 2, H, W, C, MIRRORED, DEPTH)
         at, known = places(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
         u = tl.load(weight + at, mask=known, other=0.0).to(kind)
         at, known = places(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)

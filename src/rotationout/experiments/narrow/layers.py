@@ -28,6 +28,8 @@ LARGEST = 2**31
 """Elements that 32 bits can count."""
 SUMMED = True
 """Whether convolutions take sums for the BatchNorm behind them."""
+STRIDES = True
+"""Whether there are kernels for a stride of 2."""
 SETTLED = True
 """Whether they also do that BatchNorm, and what follows it, where it goes by the statistics that it kept."""
 
@@ -38,8 +40,8 @@ def convolve(
     """``convolution(x)``, and sums that BatchNorm can use, where they cost little.
 
     Args:
-        convolution: any module; a kernel there is for 3×3 convolutions of stride 1 that keep the size and have no bias,
-            of few channels, or of images that need no gradient.
+        convolution: any module; a kernel there is for 3×3 convolutions that keep the size, or halve it, and have no
+            bias, of few channels, or of images that need no gradient and keep their size.
         x: (N, C, H, W).
         fused: whether to use a kernel where there is one.
         norm: what comes next. If it takes statistics of the batch, the kernel can take sums for them on its way.
@@ -57,7 +59,8 @@ def convolve(
     from .convolution import Convolution
 
     origin = _origin(norm, convolution)
-    found: Any = Convolution.apply(_arranged(x.to(_precision(x))), convolution.weight, origin)  # type: ignore[no-untyped-call]
+    x, stride = _arranged(x.to(_precision(x))), _stride(convolution)
+    found: Any = Convolution.apply(x, convolution.weight, origin, stride)  # type: ignore[no-untyped-call]
     return (found, None) if origin is None else found
 
 
@@ -84,7 +87,7 @@ def convolve_beside(
     from .convolution import Fork
 
     origin = _origin(norm, convolution)
-    found: Any = Fork.apply(x, convolution.weight, origin)  # type: ignore[no-untyped-call]
+    found: Any = Fork.apply(x, convolution.weight, origin, _stride(convolution))  # type: ignore[no-untyped-call]
     return (*found, None) if origin is None else found
 
 
@@ -121,7 +124,8 @@ def convolve_normalised(
     kept = Kept(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps, relu)
     weight: Any = convolution.weight
     added = None if residual is None else _arranged(residual)
-    return by_kernel(_arranged(x.to(_precision(x))), weight, mirrored=False, added=added, kept=kept)[0]
+    x, stride = _arranged(x.to(_precision(x))), _stride(convolution)
+    return by_kernel(x, weight, mirrored=False, stride=stride, added=added, kept=kept)[0]
 
 
 def passes(module: nn.Module) -> bool:
@@ -175,9 +179,11 @@ def _convolves(convolution: nn.Module, x: Tensor) -> bool:
         return False
     if not (_narrow(x.size(1)) or (x.size(1) == COLOURS and not x.requires_grad)):
         return False
-    shape = convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation
+    shape = convolution.kernel_size, convolution.padding, convolution.dilation
     plain = convolution.groups == 1 and convolution.bias is None and convolution.padding_mode == "zeros"
-    if shape != ((3, 3), (1, 1), (1, 1), (1, 1)) or not plain or not _narrow(convolution.out_channels):
+    if shape != ((3, 3), (1, 1), (1, 1)) or not plain or not _narrow(convolution.out_channels):
+        return False
+    if not (convolution.stride == (1, 1) or (STRIDES and convolution.stride == (2, 2) and _halved(x))):
         return False
     weight = convolution.weight
     rounded = torch.float32 if _casts(x) else x.dtype  # autocast rounds fp32, and without it nobody does
@@ -214,7 +220,8 @@ def _settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tenso
     kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
     if any(tensor.dtype != torch.float32 for tensor in kept) or norm.num_features != convolution.out_channels:
         return False
-    shape = x.size(0), norm.num_features, *x.shape[2:]
+    stride = _stride(convolution)
+    shape = x.size(0), norm.num_features, x.size(2) // stride, x.size(3) // stride
     return residual is None or (residual.shape == shape and residual.dtype == _precision(x))
 
 
@@ -233,6 +240,16 @@ def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
 def _watched(module: nn.Module) -> bool:
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or _has_any_global_hook()
+
+
+def _stride(convolution: nn.Module) -> int:
+    stride: Any = convolution.stride
+    return int(stride[0])
+
+
+def _halved(x: Tensor) -> bool:
+    """Whether a stride of 2 ends where x does."""
+    return x.size(1) != COLOURS and x.size(2) % 2 == x.size(3) % 2 == 0
 
 
 def _on_gpu(x: Tensor) -> bool:

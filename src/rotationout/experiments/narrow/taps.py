@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["places", "precision", "seen"]
+__all__ = ["places", "precision", "seen", "seen_apart"]
 
 
 def precision(x: Tensor) -> str:
@@ -42,6 +42,31 @@ def seen(x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T
     if DEPTH > TAPS * C:
         inside = inside & (j < TAPS * C)[None, :]
     return tl.load(x + (p + (down * W + along))[:, None] * C + j[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def seen_apart(
+    x, p, count, tap, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, SPREAD: tl.constexpr, DEPTH: tl.constexpr
+):
+    """The same through one tap of a convolution of stride 2, whose output has H × W positions p, and x twice as many.
+
+    Or, SPREAD, what p of maps H × W see of half as many, with zeros in between: for the gradient of the input.
+    """
+    c = tl.arange(0, DEPTH)
+    row = p // W % H
+    column = p % W
+    if SPREAD:
+        row += tap // 3 - 1
+        column += tap % 3 - 1
+        inside = (row >= 0) & (row < H) & (row % 2 == 0) & (column >= 0) & (column < W) & (column % 2 == 0)
+        place = (p // (H * W) * (H // 2) + row // 2) * (W // 2) + column // 2
+    else:
+        row = 2 * row + tap // 3 - 1
+        column = 2 * column + tap % 3 - 1
+        inside = (row >= 0) & (column >= 0)  # an even number of rows: a stride ends before the last
+        place = (p // (H * W) * (2 * H) + row) * (2 * W) + column
+    known = (inside & (p < count))[:, None] & (c < C)[None, :]
+    return tl.load(x + place[:, None] * C + c[None, :], mask=known, other=0.0)
 
 
 @triton.jit

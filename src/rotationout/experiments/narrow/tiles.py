@@ -13,7 +13,9 @@ __all__ = [
     "FINISHED",
     "NORMALISED",
     "REVERSED",
+    "STRIDED",
     "WEIGHED",
+    "WEIGHED_STRIDED",
     "Sums",
     "Tile",
     "choice",
@@ -83,6 +85,10 @@ WEIGHED = {
     64: Tile(64, 1, 4, 3, 96),
 }
 """Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
+STRIDED = {16: Tile(128, 1, 4), 32: Tile(64, 1, 4), 64: Tile(64, 1, 4)}
+"""As `CONVOLVED`, for a stride of 2: a tap at a time, and no rows."""
+WEIGHED_STRIDED = {16: Tile(64, 1, 4, 1, 132), 32: Tile(64, 1, 4, 1, 132), 64: Tile(64, 1, 4, 3, 96)}
+"""As `WEIGHED`, for a stride of 2: a tap at a time."""
 ADDED = 128, 2048
 """Parts at most, and numbers in all, that a program reads at once where sums for gradients are finished."""
 NORMALISED = {16: Sums(2048, 4, 256), 32: Sums(2048, 4, 128), 64: Sums(2048, 2, 128)}

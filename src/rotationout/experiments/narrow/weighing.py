@@ -16,23 +16,27 @@ from torch import Tensor
 
 from . import tiles
 from .adding import add_up
-from .taps import places, precision, seen
+from .taps import places, precision, seen, seen_apart
 
 __all__ = ["weigh"]
 
 
-def weigh(x: Tensor, gradient: Tensor, weight: Tensor, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def weigh(
+    x: Tensor, gradient: Tensor, weight: Tensor, *, stride: int = 1, beside: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """The gradient of the weight, in the order in which the weight lies in memory.
 
     Args:
         x: what was convolved.
         gradient: of what came out.
         weight: whose gradient is wanted.
+        stride: of the convolution, 1, or 2 for maps with even sides.
         beside: other sums that are to be added up, and where to, see `add_up`.
     """
-    count, channels, height, width = x.shape
-    outputs = weight.size(0)
-    tile = tiles.fitted(tiles.WEIGHED, max(channels, outputs), x.element_size())
+    count, outputs, height, width = gradient.shape
+    channels = x.size(1)
+    table = tiles.WEIGHED if stride == 1 else tiles.WEIGHED_STRIDED
+    tile = tiles.fitted(table, max(channels, outputs), x.element_size())
     positions, groups = count * height * width, max(1, 3 // tile.taps)
     steps = triton.cdiv(triton.cdiv(positions, max(1, tile.programs // groups)), tile.positions)
     parts = triton.cdiv(positions, steps * tile.positions)
@@ -55,7 +59,7 @@ def weigh(x: Tensor, gradient: Tensor, weight: Tensor, beside: tuple[Tensor, Ten
         else:
             _weigh_kernel[(parts, groups)](
                 x, gradient, sums, positions, TAPS=tile.taps, DEPTH=tiles.multiplied(tile.taps * channels),
-                BLOCK_O=tiles.power_of_two(outputs), **shape, **strides, **options,
+                BLOCK_O=tiles.power_of_two(outputs), STRIDE=stride, **shape, **strides, **options,
             )  # fmt: skip
     add_up(sums, total, beside)
     return total
@@ -121,6 +125,7 @@ def _weigh_kernel(
     COLUMN: tl.constexpr,
     DOWN: tl.constexpr,
     ALONG: tl.constexpr,
+    STRIDE: tl.constexpr,
     TAPS: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -137,9 +142,14 @@ def _weigh_kernel(
     for step in range(STEPS):
         p = (part * STEPS + step) * BLOCK_P + tl.arange(0, BLOCK_P)
         g = tl.load(gradient + p[:, None] * O + o[None, :], mask=(p < count)[:, None] & (o < O)[None, :], other=0.0)
-        u = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
-        v = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
-        w = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+        if STRIDE == 1:
+            u = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
+            v = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
+            w = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+        else:
+            u = seen_apart(x, p, count, 3 * group, H, W, C, False, DEPTH)
+            v = seen_apart(x, p, count, 3 * group + 1, H, W, C, False, DEPTH)
+            w = seen_apart(x, p, count, 3 * group + 2, H, W, C, False, DEPTH)
         a = tl.dot(tl.trans(u), g, a, input_precision=PRECISION)
         b = tl.dot(tl.trans(v), g, b, input_precision=PRECISION)
         c = tl.dot(tl.trans(w), g, c, input_precision=PRECISION)
