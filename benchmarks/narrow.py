@@ -73,10 +73,15 @@ def _without_strides() -> None:
     narrow.STRIDES = False
 
 
+def _without_last() -> None:
+    narrow.LAST = False
+
+
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
     "sums": _without_sums,  # BatchNorm's sums taken by the convolution before it
+    "last": _without_last,  # and finished by its last program
     "again": _without_again,  # the ReLU's mask found again from what it was given
     "handed": _without_handed,  # sums for the gradients of BatchNorm, taken by the convolution behind it
     "settled": _without_settled,  # in tests: BatchNorm done by the convolution before it

@@ -58,12 +58,12 @@ class _Block(nn.Module):
         if not torch.is_grad_enabled() and passes(self.noise_a):  # a launch for each convolution, in eval mode
             y = convolve_normalised(self.conv1, self.bn1, self.noise1(x), fused=self.fused)
             return convolve_normalised(self.conv2, self.bn2, self.noise2(y), self.shortcut(x), fused=self.fused)
-        y, x, sums = convolve_beside(self.conv1, self.noise1(x), x, self.fused, norm=self.bn1)
-        noisy = self.noise_a(y)
-        # The sums are of y, and say nothing of what a noise made of it.
-        y = normalise(self.bn1, noisy, sums=sums if noisy is y else None, fused=self.fused)
-        y, sums = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2)
-        return normalise(self.bn2, y, self.shortcut(x), sums=sums, fused=self.fused)
+        behind = self.bn1 if passes(self.noise_a) else None  # of what a noise makes of y statistics of y say nothing
+        y, x, sums = convolve_beside(self.conv1, self.noise1(x), x, self.fused, norm=behind)
+        y = normalise(self.bn1, self.noise_a(y), sums=sums, fused=self.fused)
+        residual = self.shortcut(x)
+        y, sums = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2, residual=residual)
+        return normalise(self.bn2, y, residual, sums=sums, fused=self.fused)
 
 
 class _Normalised(nn.Sequential):

@@ -7,8 +7,8 @@ that nothing depends on how programs run, and the last goes over the maps once m
 Variances are sums of squares about a value of the data, the first of each part and channel, which is as far from the
 mean as data are (Chan, Golub and LeVeque 1983): nothing cancels where the mean is large. Parts then have means and
 sums of squares about these, which Chan's formula combines. A convolution that x comes from can take the sums instead,
-about the running mean, which is soon as near; until then variances have fewer digits. And a convolution that y goes to
-can take those for the gradients, see `rotationout.experiments.narrow.handing`. Import this only where triton is
+and finish them, about the running mean, which is soon as near; until then variances have fewer digits. And one that y
+goes to can take those for the gradients, see `rotationout.experiments.narrow.handing`. Import this only where triton is
 installed.
 """
 
@@ -59,7 +59,8 @@ class Normalisation(torch.autograd.Function):
         running: changed in place.
         eps: ε.
         relu: whether there is one.
-        sums: of x − ``running.mean`` and of its square, over some positions each, (parts, 2, C); or None.
+        sums: of x − ``running.mean`` and of its square, over some positions each, (parts, 2, C); or mean and
+            1/√(var + ε), (2, C), if running has them already; or None.
     """
 
     @staticmethod
@@ -74,9 +75,10 @@ class Normalisation(torch.autograd.Function):
         relu: bool,
         sums: Tensor | None = None,
     ) -> Tensor:
-        """Three launches, or two after a convolution that took the sums."""
+        """Three launches, or two after a convolution that took the sums, or one after one that finished them."""
         grid = _Grid.over(x, tiles.NORMALISED)
-        saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device)
+        finished = sums if sums is not None and sums.ndim == 2 else None
+        saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device) if finished is None else finished
         y = torch.empty_like(x)
         statistics = running.mean, running.var, running.batches, saved, grid.positions, eps, running.momentum
         most, some = tiles.FINISHED
@@ -89,7 +91,7 @@ class Normalisation(torch.autograd.Function):
                     parts, *statistics, grid.parts, grid.steps * grid.tile["BLOCK_P"], C=grid.channels,
                     PARTS=tiles.power_of_two(grid.parts), BLOCK_C=some,
                 )  # fmt: skip
-            else:
+            elif finished is None:
                 at_once = min(most, tiles.power_of_two(len(sums)))
                 finish_kernel[finishers](sums, *statistics, len(sums), C=grid.channels, AT_ONCE=at_once, BLOCK_C=some)
             normalise_kernel[(grid.programs,)](

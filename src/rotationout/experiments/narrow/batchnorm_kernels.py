@@ -69,7 +69,9 @@ def combine_kernel(
     mean = tl.sum(means * some, 0) / count
     apart = means - mean[None, :]
     square = tl.sum(squares + apart * apart * some, 0)
-    keep(mean, square, old, running_mean, running_var, batches, saved, count, eps, momentum, c, C)
+    keep(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit
@@ -89,6 +91,27 @@ def finish_kernel(
 ):
     """The same from sums (known, 2, C) about the running mean."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    finish(sums, running_mean, running_var, saved, count, eps, momentum, known, c, C, AT_ONCE, BLOCK_C)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def finish(
+    sums,
+    running_mean,
+    running_var,
+    saved,
+    count,
+    eps,
+    momentum,
+    known,
+    c,
+    C: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Statistics of channels c from sums (known, 2, C) about the running mean, always added up in one order."""
     old = tl.load(running_mean + c, mask=c < C, other=0.0)
     once = tl.zeros((AT_ONCE, BLOCK_C), tl.float32)
     squared = tl.zeros((AT_ONCE, BLOCK_C), tl.float32)
@@ -96,17 +119,18 @@ def finish_kernel(
         part = first + tl.arange(0, AT_ONCE)
         place = sums + part[:, None] * (2 * C) + c[None, :]
         there = (part < known)[:, None] & (c < C)[None, :]
-        once += tl.load(place, mask=there, other=0.0)
-        squared += tl.load(place + C, mask=there, other=0.0)
+        # Past the first cache: other programs of this very launch may have written them.
+        once += tl.load(place, mask=there, other=0.0, cache_modifier=".cg")
+        squared += tl.load(place + C, mask=there, other=0.0, cache_modifier=".cg")
     apart = tl.sum(once, 0) / count
     square = tl.sum(squared, 0) - count * apart * apart
     square = tl.where(square < 0, 0.0, square)  # by rounding; what is not a number stays so
-    keep(old + apart, square, old, running_mean, running_var, batches, saved, count, eps, momentum, c, C)
+    keep(old + apart, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
 
 
 @triton.jit
-def keep(mean, square, old, running_mean, running_var, batches, saved, count, eps, momentum, c, C: tl.constexpr):
-    """Mean and 1/√(var + ε) of channels c to saved (2, C), and to the moving averages; the first program counts.
+def keep(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C: tl.constexpr):
+    """Mean and 1/√(var + ε) of channels c to saved (2, C), and to the moving averages.
 
     The old running mean was loaded before the sums were: no thread may need it when another has written the new one.
     """
@@ -116,8 +140,6 @@ def keep(mean, square, old, running_mean, running_var, batches, saved, count, ep
     tl.store(running_mean + c, old + momentum * (mean - old), mask=channel)
     old = tl.load(running_var + c, mask=channel, other=0.0)
     tl.store(running_var + c, old + momentum * (square / (count - 1) - old), mask=channel)
-    if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit

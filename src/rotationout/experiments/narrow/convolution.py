@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .adding import add_up
-from .convolving import convolve
+from .convolving import Behind, convolve
 from .handing import Before, take
 from .weighing import weigh
 
@@ -28,13 +28,14 @@ class Convolution(torch.autograd.Function):
     Args:
         x: (N, C, H, W) in channels_last.
         weight: (O, C, 3, 3), contiguous or in channels_last; C and O are multiples of 16, 64 at most.
-        origin: (O,) in fp32, a running mean; if it is given, `convolve`'s sums about it are a further output.
+        origin: (O,) in fp32, a running mean; if it is given, `convolve`'s sums about it are a further output. Or a norm
+            whose statistics are that.
         stride: 1, or 2 for maps with even sides.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None = None, stride: int = 1
+        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | Behind | None = None, stride: int = 1
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One launch."""
         y, sums = _convolved(ctx, x, weight, origin, stride)
@@ -56,7 +57,7 @@ class Fork(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None = None, stride: int = 1
+        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | Behind | None = None, stride: int = 1
     ) -> tuple[Tensor, ...]:
         """One launch."""
         y, sums = _convolved(ctx, x, weight, origin, stride)
@@ -69,12 +70,15 @@ class Fork(torch.autograd.Function):
         return (past, None, None, None) if gradient is None else _gradients(ctx, gradient, past)
 
 
-def _convolved(ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | None, stride: int) -> tuple[Tensor, Tensor | None]:
+def _convolved(
+    ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | Behind | None, stride: int
+) -> tuple[Tensor, Tensor | None]:
     ctx.stride, offer = stride, take(x)
     ctx.mask, ctx.answer = ("none", None) if offer is None else (offer.mask, offer.answer)
     ctx.save_for_backward(x, weight, *(() if offer is None else offer[:4]))
     ctx.set_materialize_grads(False)  # zeros for what nobody used would be launches
-    y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=origin)
+    behind, middle = (origin, None) if isinstance(origin, Behind) else (None, origin)
+    y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=middle, behind=behind)
     if sums is not None:
         ctx.mark_non_differentiable(sums)
     return y, sums

@@ -17,7 +17,27 @@ from .convolving_kernels import convolve_kernel, strip_kernel
 from .handing import Before
 from .taps import precision
 
-__all__ = ["Kept", "convolve"]
+__all__ = ["Behind", "Kept", "convolve"]
+
+
+class Behind(NamedTuple):
+    """BatchNorm in training behind a convolution, whose statistics the last program of that can finish.
+
+    Args:
+        mean: the running mean, (O,) in fp32, brought up to date as by torch; as what follows.
+        var: the running variance.
+        batches: how many there were.
+        counter: of programs, an int32 that is zero, and is so again afterwards; of this layer alone.
+        eps: ε.
+        momentum: of the running statistics.
+    """
+
+    mean: Tensor
+    var: Tensor
+    batches: Tensor
+    counter: Tensor
+    eps: float
+    momentum: float
 
 
 class Kept(NamedTuple):
@@ -49,6 +69,7 @@ def convolve(
     added: Tensor | None = None,
     origin: Tensor | None = None,
     before: Before | None = None,
+    behind: Behind | None = None,
     kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The convolution, and sums that BatchNorm can use.
@@ -63,10 +84,11 @@ def convolve(
             y as it is stored, which is what BatchNorm will read.
         before: if it is given, y is the gradient of what this norm gave: what its ReLU had stopped is zero, and the
             sums are those of y, before it is rounded, and of y·x̂; see `batchnorm_kernels.sums_kernel`.
+        behind: if it is given, the sums are those about its running mean, and they are finished.
         kept: a norm behind it, which is done on the way; without sums.
 
     Returns:
-        y, and sums (parts, 2, O) in fp32 or None.
+        y; and sums (parts, 2, O) in fp32, or mean and 1/√(var + ε) of y, (2, O), if they are finished, or None.
     """
     rows, columns = (0, 1) if mirrored else (1, 0)  # of the matrix that a tap's weights are here
     count, inputs, height, width = x.shape
@@ -79,36 +101,44 @@ def convolve(
         grid = triton.cdiv(count * width, tile.positions), triton.cdiv(height, tile.rows)
     else:
         grid = triton.cdiv(count * height * width, tile.positions), 1
+    origin = behind.mean if behind is not None else origin
     of = "values" if origin is not None else "gradients" if before is not None else "none"
     sums = None
     if of != "none":
         sums = torch.empty((grid[0] * grid[1], 2, outputs), dtype=torch.float32, device=x.device)
-    norm: tuple[Tensor, ...] = (y,) * 5 if before is None else before[:5]
-    eps, relu = 0.0, False
+    norm: tuple[Tensor, ...] = (*((y,) * 5 if before is None else before[:5]), y, y, y)
+    saved, eps, momentum, relu = None, 0.0, 0.0, False
+    if behind is not None:
+        eps, momentum = behind.eps, behind.momentum
+        saved = torch.empty((2, outputs), dtype=torch.float32, device=x.device)
+        norm = y, y, saved, y, y, behind.var, behind.batches, behind.counter
     if kept is not None:
-        origin, norm, eps, relu = kept.mean, (y, y, kept.var, kept.weight, kept.bias), kept.eps, kept.relu
+        origin, eps, relu = kept.mean, kept.eps, kept.relu
+        norm = y, y, y, kept.weight, kept.bias, kept.var, y, y
     maps = x, weight, y if added is None else added, y, y if origin is None else origin, y if sums is None else sums
+    wide = tiles.power_of_two(outputs)
     settings = {
         "H": height, "W": width, "C": inputs, "O": outputs, "ROW": weight.stride(rows),
         "COLUMN": weight.stride(columns), "DOWN": weight.stride(2), "ALONG": weight.stride(3), "MIRRORED": mirrored,
         "ADDED": added is not None, "SUMS": of, "MASK": "none" if before is None else before.mask,
-        "KEPT": kept is not None, "RELU": relu, "BLOCK_P": tile.positions, "BLOCK_O": tiles.power_of_two(outputs),
-        "PRECISION": precision(x), **tile.options,
+        "LAST": behind is not None, "AT_ONCE": max(16, 1024 * tile.warps // wide), "KEPT": kept is not None,
+        "RELU": relu, "BLOCK_P": tile.positions, "BLOCK_O": wide, "PRECISION": precision(x), **tile.options,
     }  # fmt: skip
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.rows:
             strip_kernel[grid](
-                *maps, *norm, eps, count * width, ROWS=tile.rows, BLOCK_C=tiles.multiplied(inputs), **settings
+                *maps, *norm, eps, momentum, count * width, ROWS=tile.rows, BLOCK_C=tiles.multiplied(inputs), **settings
             )
         else:
             convolve_kernel[grid](
                 *maps,
                 *norm,
                 eps,
+                momentum,
                 count * height * width,
                 STRIDE=stride,
                 TAPS=tile.taps,
                 DEPTH=tiles.multiplied(tile.taps * inputs),
                 **settings,
             )
-    return y, sums
+    return y, sums if saved is None else saved

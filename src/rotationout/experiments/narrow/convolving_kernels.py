@@ -6,7 +6,8 @@ it loads is then seen from three rows, and the weights stay where they are.
 
 What is made of a product before it is stored is the same for both: a norm behind it that goes by what it kept (KEPT),
 what is added (ADDED), a ReLU (RELU); and sums for a norm (SUMS), of ``"values"`` about an origin, or of ``"gradients"``
-that a norm before it let through, which is what is stored then (MASK says how that is found).
+that a norm before it let through, which is what is stored then (MASK says how that is found). Those of values the
+program that is last can add up for all (LAST).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -17,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .batchnorm_kernels import channels, kept_channels, let_through, scaled
+from .batchnorm_kernels import channels, finish, kept_channels, let_through, scaled
 from .taps import places, seen, seen_apart
 
 __all__ = ["convolve_kernel", "strip_kernel"]
@@ -36,7 +37,11 @@ def convolve_kernel(
     saved,
     gamma,
     beta,
+    var,
+    batches,
+    counter,
     eps,
+    momentum,
     count,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -50,6 +55,8 @@ def convolve_kernel(
     ADDED: tl.constexpr,
     SUMS: tl.constexpr,
     MASK: tl.constexpr,
+    LAST: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     KEPT: tl.constexpr,
     RELU: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -90,7 +97,7 @@ def convolve_kernel(
     at = p[:, None] * O + o[None, :]
     inside = (p < count)[:, None] & (o < O)[None, :]
     if KEPT:
-        mean, factor, offset = kept_channels(origin, saved, gamma, beta, eps, O, BLOCK_O)
+        mean, factor, offset = kept_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
         total = scaled(total - mean[None, :], factor, offset)
     if ADDED:
         total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
@@ -109,6 +116,8 @@ def convolve_kernel(
         middle = tl.load(origin + o, mask=o < O, other=0.0)
         once = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
         _keep_sums(sums, tl.program_id(0), tl.sum(once, 0), tl.sum(once * once, 0), o, O)
+    if LAST:
+        _finish_last(sums, origin, var, batches, saved, counter, count, eps, momentum, O, BLOCK_O, AT_ONCE)
 
 
 @triton.jit
@@ -124,7 +133,11 @@ def strip_kernel(
     saved,
     gamma,
     beta,
+    var,
+    batches,
+    counter,
     eps,
+    momentum,
     count,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -138,6 +151,8 @@ def strip_kernel(
     ADDED: tl.constexpr,
     SUMS: tl.constexpr,
     MASK: tl.constexpr,
+    LAST: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     KEPT: tl.constexpr,
     RELU: tl.constexpr,
     ROWS: tl.constexpr,
@@ -178,7 +193,7 @@ def strip_kernel(
     if SUMS == "gradients":
         mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
     if KEPT:
-        mean, factor, offset = kept_channels(origin, saved, gamma, beta, eps, O, BLOCK_O)
+        mean, factor, offset = kept_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
     if SUMS != "none":
         once = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
         times = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
@@ -221,6 +236,8 @@ def strip_kernel(
         _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0), o, O)
     if SUMS == "gradients":
         _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0) * scale, o, O)
+    if LAST:
+        _finish_last(sums, origin, var, batches, saved, counter, count * H, eps, momentum, O, BLOCK_O, AT_ONCE)
 
 
 @triton.jit
@@ -256,3 +273,33 @@ def _keep_sums(sums, part, once, times, o, O: tl.constexpr):  # noqa: E741
     mine = sums + part * (2 * O) + o
     tl.store(mine, once, mask=o < O)
     tl.store(mine + O, times, mask=o < O)
+
+
+@triton.jit
+def _finish_last(
+    sums,
+    mean,
+    var,
+    batches,
+    saved,
+    counter,
+    count,
+    eps,
+    momentum,
+    O: tl.constexpr,  # noqa: E741
+    BLOCK_O: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Statistics of all channels, by the program that is the last to come here: all have kept their sums then.
+
+    A counter, which is zero between launches, tells: what a program wrote before it counts itself is seen by whoever
+    counts later. Sums are added up in the order of the parts, whichever program does it.
+    """
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    tl.debug_barrier()  # until all threads of this program have written
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.debug_barrier()
+        o = tl.arange(0, BLOCK_O)
+        finish(sums, mean, var, saved, count, eps, momentum, programs, o, O, AT_ONCE, BLOCK_O)
+        tl.store(batches, tl.load(batches) + 1)
+        tl.store(counter, 0)

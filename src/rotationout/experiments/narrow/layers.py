@@ -6,7 +6,9 @@ with hooks, and where torch.compile looks on, the module itself is called.
 
 from __future__ import annotations
 
+import math
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,8 @@ LARGEST = 2**31
 """Elements that 32 bits can count."""
 SUMMED = True
 """Whether convolutions take sums for the BatchNorm behind them."""
+LAST = True
+"""Whether they finish them too, by the last of their programs."""
 STRIDES = True
 """Whether there are kernels for a stride of 2."""
 SETTLED = True
@@ -35,20 +39,26 @@ SETTLED = True
 
 
 def convolve(
-    convolution: nn.Module, x: Tensor, fused: bool = True, *, norm: nn.Module | None = None
+    convolution: nn.Module,
+    x: Tensor,
+    fused: bool = True,
+    *,
+    norm: nn.Module | None = None,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``convolution(x)``, and sums that BatchNorm can use, where they cost little.
+    """``convolution(x)``, and statistics for the BatchNorm behind it, where they cost little.
 
     Args:
         convolution: any module; a kernel there is for 3×3 convolutions that keep the size, or halve it, and have no
             bias, of few channels, or of images that need no gradient and keep their size.
         x: (N, C, H, W).
         fused: whether to use a kernel where there is one.
-        norm: what comes next. If it takes statistics of the batch, the kernel can take sums for them on its way.
+        norm: what comes next. If it takes statistics of the batch, the kernel can take them on its way.
+        residual: what `normalise` will be given with that.
 
     Returns:
-        The maps; and the sums, which `normalise` takes with these maps, unchanged, and before that norm sees any other;
-        or None.
+        The maps; and sums for the statistics, or those themselves, which the norm has kept then; or None. `normalise`
+        must be given them with these maps, unchanged, and before that norm sees any other.
 
     >>> maps, sums = convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8))
     >>> maps.shape, sums
@@ -58,7 +68,7 @@ def convolve(
         return _called(convolution, x), None
     from .convolution import Convolution
 
-    origin = _origin(norm, convolution)
+    origin = _origin(norm, convolution, x, residual)
     x, stride = _arranged(x.to(_precision(x))), _stride(convolution)
     found: Any = Convolution.apply(x, convolution.weight, origin, stride)  # type: ignore[no-untyped-call]
     return (found, None) if origin is None else found
@@ -67,7 +77,7 @@ def convolve(
 def convolve_beside(
     convolution: nn.Module, x: Tensor, past: Tensor, fused: bool = True, *, norm: nn.Module | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``convolution(x)``, what goes past it, and sums: where x goes past, a kernel adds up the gradients of both.
+    """``convolution(x)``, what goes past it, and statistics: where x goes past, a kernel adds the gradients of both.
 
     Args:
         convolution: as for `convolve`.
@@ -86,7 +96,7 @@ def convolve_beside(
         return maps, past, sums
     from .convolution import Fork
 
-    origin = _origin(norm, convolution)
+    origin = _origin(norm, convolution, x, None)
     found: Any = Fork.apply(x, convolution.weight, origin, _stride(convolution))  # type: ignore[no-untyped-call]
     return (*found, None) if origin is None else found
 
@@ -115,7 +125,7 @@ def convolve_normalised(
     torch.Size([2, 32, 8, 8])
     """
     if not (fused and _convolves(convolution, x) and _settles(convolution, norm, x, residual)):
-        y, sums = convolve(convolution, x, fused, norm=norm)
+        y, sums = convolve(convolution, x, fused, norm=norm, residual=residual)
         return normalise(norm, y, residual, sums=sums, relu=relu, fused=fused)
     from .convolving import Kept
     from .convolving import convolve as by_kernel
@@ -152,7 +162,8 @@ def normalise(
         norm: any module; kernels there are for BatchNorm in training.
         x: (N, C, H, W).
         residual: what is added, if anything; as large as x.
-        sums: that `convolve` gave with x and this norm, if it did: about its running mean, which must still be that.
+        sums: that `convolve` gave with x and this norm, if it did: about its running mean, which must still be that, or
+            statistics that it has kept already.
         relu: whether there is one.
         fused: whether to use kernels where there are some.
 
@@ -190,25 +201,50 @@ def _convolves(convolution: nn.Module, x: Tensor) -> bool:
     return weight.dtype == rounded and _dense(weight) and convolution.in_channels == x.size(1)
 
 
-def _origin(norm: nn.Module | None, convolution: nn.Module) -> Tensor | None:
-    """What a convolution's sums are about: the running mean of a norm that will need them."""
+def _origin(norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual: Tensor | None) -> Any:
+    """What a convolution's sums are about: the running mean of a norm that needs them, or all that finishes them."""
     if not SUMMED or not isinstance(norm, nn.BatchNorm2d) or not norm.training or norm.running_mean is None:
         return None
-    fits = norm.num_features == convolution.out_channels and norm.running_mean.dtype == torch.float32
-    return norm.running_mean if fits else None
+    if norm.num_features != convolution.out_channels or norm.running_mean.dtype != torch.float32:
+        return None
+    layer: Any = norm  # with all that it may lack
+    shape = _shape_behind(convolution, x)
+    if not (LAST and _available(norm, nn.BatchNorm2d, x) and _takes(norm, shape, _precision(x), residual)):
+        return layer.running_mean
+    from .convolving import Behind
+
+    kept = layer.running_mean, layer.running_var, layer.num_batches_tracked
+    return Behind(*kept, _counter(norm), layer.eps, layer.momentum)
+
+
+def _counter(norm: nn.BatchNorm2d) -> Tensor:
+    """A zero of this layer's own: nobody else counts with it while its statistics are taken."""
+    mean: Any = norm.running_mean
+    counter = _counters.get(norm)
+    if counter is None or counter.device != mean.device:
+        counter = _counters[norm] = torch.zeros((), dtype=torch.int32, device=mean.device)
+    return counter
+
+
+_counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def _normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
-    """Whether there are kernels for this: the layer takes a batch's statistics, and keeps a moving average of them."""
-    if not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x) or not norm.training:
+    """Whether there are kernels for this."""
+    if not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x):
         return False
-    if not _narrow(norm.num_features):
+    return _takes(norm, tuple(x.shape), x.dtype, residual)
+
+
+def _takes(norm: nn.BatchNorm2d, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor | None) -> bool:
+    """Whether kernels do this of such maps: the layer takes a batch's statistics, and a moving average of them."""
+    if not norm.training or not _narrow(norm.num_features) or norm.num_features != shape[1]:
         return False
     kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
-    if not kept or not norm.affine or norm.weight.dtype != torch.float32 or norm.num_features != x.size(1):
+    if not kept or not norm.affine or norm.weight.dtype != torch.float32:
         return False
-    alike = residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
-    return alike and x.numel() > x.size(1)  # of a single value torch says what is wrong
+    alike = residual is None or (residual.shape == shape and residual.dtype == dtype)
+    return alike and math.prod(shape) > shape[1]  # of a single value torch says what is wrong
 
 
 def _settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
@@ -220,9 +256,7 @@ def _settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tenso
     kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
     if any(tensor.dtype != torch.float32 for tensor in kept) or norm.num_features != convolution.out_channels:
         return False
-    stride = _stride(convolution)
-    shape = x.size(0), norm.num_features, x.size(2) // stride, x.size(3) // stride
-    return residual is None or (residual.shape == shape and residual.dtype == _precision(x))
+    return residual is None or (residual.shape == _shape_behind(convolution, x) and residual.dtype == _precision(x))
 
 
 def _called(module: nn.Module, x: Tensor) -> Tensor:
@@ -245,6 +279,12 @@ def _watched(module: nn.Module) -> bool:
 def _stride(convolution: nn.Module) -> int:
     stride: Any = convolution.stride
     return int(stride[0])
+
+
+def _shape_behind(convolution: nn.Module, x: Tensor) -> tuple[int, ...]:
+    """That of what a convolution gives, which keeps sizes or halves them."""
+    stride, channels = _stride(convolution), convolution.out_channels
+    return x.size(0), int(channels), x.size(2) // stride, x.size(3) // stride  # type: ignore[arg-type]
 
 
 def _halved(x: Tensor) -> bool:

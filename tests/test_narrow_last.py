@@ -1,0 +1,135 @@
+"""Statistics of BatchNorm finished by the last program of a convolution: on a GPU if there is one, else interpreted."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import _interpreter as _interpreter  # fixtures
+from tests.interpreted import _poisoned as _poisoned
+from tests.narrow_maps import HALF, LAST, Counted, error, layer, leaves, maps, weights
+from tests.narrow_maps import _everywhere as _everywhere  # fixtures
+from tests.narrow_maps import _exact as _exact
+from tests.test_narrow_convolution import CONVOLUTIONS, TILES
+from tests.test_narrow_convolution import tiled as tiled  # a fixture
+from torch import nn
+from torch.nn import functional as F
+
+from rotationout.experiments.narrow import batchnorm, layers
+from rotationout.experiments.narrow.convolving import Behind, convolve
+from rotationout.experiments.networks import ResNet
+
+pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tiled"), [*((HALF, name) for name in TILES), (torch.float32, "a tap")], indirect=["tiled"], ids=str
+)
+@pytest.mark.parametrize(
+    ("case", "stride"), [("odd", 1), ("several programs", 1), ("to more", 1), ("48", 1), ("64", 2)]
+)
+def test_statistics_are_finished_by_whoever_is_last(case: str, stride: int, dtype: torch.dtype, tiled: None) -> None:
+    """Batch by batch: the counter is zero again."""
+    count, channels, outputs, height, width = CONVOLUTIONS[case]
+    norm, weight = layer(outputs), weights(outputs, channels).to(dtype).float()
+    theirs, counter = copy.deepcopy(norm).double(), torch.zeros((), dtype=torch.int32).to(DEVICE)
+    kept = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    for batch in range(1, 4):
+        x = maps(count, channels, height, width, dtype=dtype) + batch
+        y, saved = convolve(
+            x, weight, mirrored=False, stride=stride, behind=Behind(*kept, counter, norm.eps, norm.momentum)
+        )
+        plain, _ = convolve(x, weight, mirrored=False, stride=stride)
+        assert torch.equal(y, plain)
+        theirs(y.double())
+        assert counter == 0
+        assert norm.num_batches_tracked == batch
+        var, mean = torch.var_mean(y.double(), (0, 2, 3), correction=0)
+        assert error(saved[0], mean) < 1e-6
+        assert error(saved[1], (var + norm.eps).rsqrt()) < 1e-4  # about a running mean that is some deviations off
+        assert error(norm.running_mean, theirs.running_mean) < 1e-6
+        assert error(norm.running_var, theirs.running_var) < 1e-4
+
+
+@pytest.mark.parametrize("tiled", ["all taps, and strips"], indirect=True)
+def test_the_same_statistics_come_again(tiled: None) -> None:
+    x, weight, origin = maps(3, 16, 10, 13, dtype=HALF), weights(16, 16), torch.randn(16).to(DEVICE)
+    found = []
+    for _ in range(2):
+        kept = origin.clone(), torch.ones(16).to(DEVICE), torch.zeros((), dtype=torch.int64).to(DEVICE)
+        behind = Behind(*kept, torch.zeros((), dtype=torch.int32).to(DEVICE), 1e-5, 0.1)
+        found.append((*convolve(x, weight, mirrored=False, behind=behind), *kept))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Counted]:
+    """The kernels that take or finish statistics in launches of their own."""
+    kernels = {name: Counted(getattr(batchnorm, name)) for name in ("moments_kernel", "finish_kernel")}
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(batchnorm, name, kernel)
+    return list(kernels.values())
+
+
+def block_of(**options: Any) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    plain, ours = (ResNet(1, 3, fused=fused, **options).stages[0] for fused in (False, True))
+    ours.load_state_dict(plain.state_dict())
+    return plain.to(DEVICE).to(memory_format=LAST), ours.to(DEVICE).to(memory_format=LAST)
+
+
+@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.parametrize("switch", [True, False])
+@pytest.mark.parametrize(
+    ("case", "own", "finishing"),
+    [
+        ("plain", 0, 2),
+        ("a noise before the norm", 1, 1),
+        ("a hook", 0, 1),  # on a norm, which torch does then
+        ("no affine map", 0, 1),  # likewise
+        ("a shortcut of another precision", 0, 1),  # likewise; that norm may count its batch but once
+    ],
+)
+def test_norms_keep_every_batch_once(
+    case: str, own: int, finishing: int, switch: bool, launched: list[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "LAST", switch)
+    noise = (lambda _: nn.Hardtanh(-0.5, 0.5)) if case == "a noise before the norm" else None
+    plain, ours = block_of(noise=noise, stages=(1,), places=("bn1",))
+    for block in (plain, ours):
+        if case == "a hook":
+            block.bn2.register_forward_hook(lambda module, args, y: None)
+        if case == "no affine map":
+            block.bn2 = nn.BatchNorm2d(16, affine=False).to(DEVICE)
+        if case == "a shortcut of another precision":
+            block.shortcut = nn.Linear(7, 7, bias=False).to(DEVICE).double()
+            block.shortcut.forward = lambda x: x.double()
+    (x,), (exact,) = leaves(maps(2, 16, 5, 7)), leaves(maps(2, 16, 5, 7))
+    exact.data.copy_(x.data)
+    for _ in range(2):
+        ours(x).sum().backward()
+        plain(exact).sum().backward()
+    taken, finished = (kernel.launches for kernel in launched)
+    assert (taken, finished) == (2 * own, 0 if switch else 2 * finishing)
+    assert error(x.grad, exact.grad.double()) < 1e-4
+    for name, value in plain.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_everywhere")
+def test_every_norm_has_a_counter_of_its_own() -> None:
+    """Runs side by side must not count each other's programs."""
+    norms = [layer(16), layer(16)]
+    conv, x = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 16, 4, 4)
+    for norm in norms:
+        y, statistics = layers.convolve(conv, x, norm=norm)
+        assert statistics.shape == (2, 16)
+        expected = F.batch_norm(y, None, None, norm.weight, norm.bias, True, 0.0, norm.eps).relu()
+        assert error(layers.normalise(norm, y, sums=statistics), expected.double()) < 1e-5
+    first, second = (layers._counter(norm) for norm in norms)
+    assert first.data_ptr() != second.data_ptr()
+    assert first is layers._counter(norms[0])
+    assert first == second == 0
