@@ -24,8 +24,7 @@ import torch
 
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification
-from rotationout.experiments.narrow import layers as narrow
-from rotationout.experiments.narrow import tiles
+from rotationout.experiments.narrow import conditions, tiles
 from rotationout.recipes.cifar100 import TABLES
 
 from .narrow_layers import BATCH, LAYERS, layers
@@ -46,7 +45,7 @@ def _without_nine() -> None:
 
 
 def _without_sums() -> None:
-    narrow.SUMMED = False
+    conditions.SUMMED = False
 
 
 def _without_again() -> None:
@@ -62,19 +61,19 @@ def _without_handed() -> None:
 
 
 def _without_settled() -> None:
-    narrow.SETTLED = False
+    conditions.SETTLED = False
 
 
 def _without_images() -> None:
-    narrow.COLOURS = 0
+    conditions.COLOURS = 0
 
 
 def _without_strides() -> None:
-    narrow.STRIDES = False
+    conditions.STRIDES = False
 
 
 def _without_last() -> None:
-    narrow.LAST = False
+    conditions.LAST = False
 
 
 WITHOUT = {

@@ -33,6 +33,8 @@ def layers(channels: int) -> dict[str, Ways]:
     mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
     running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
     sums = convolving.convolve(x, weight, mirrored=False, origin=mean)[1]
+    counter = torch.zeros((), dtype=torch.int32, device="cuda")
+    behind = convolving.Behind(mean, var, running.batches, counter, 1e-5, running.momentum)
     totals = torch.ones(2, channels, device="cuda")
     before = Before(x, residual, totals, gamma, beta, "output")
     same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
@@ -66,6 +68,7 @@ def layers(channels: int) -> dict[str, Ways]:
             "fused": lambda: convolving.convolve(x, weight, mirrored=False),
         },
         "convolution, sums": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, origin=mean)},
+        "convolution, statistics": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, behind=behind)},
         "gradient of input": {
             "torch": backward([True, False, False]),
             "fused": lambda: convolving.convolve(given, weight, mirrored=True),

@@ -17,7 +17,7 @@ KINDS: dict[str, dict[int, Any]] = {
 }
 TOUCHED = {
     "convolved": (
-        "convolution, sums",
+        "convolution, statistics",
         "gradient of input",
         "gradient of input at a fork",
         "gradient of input at a fork, sums",

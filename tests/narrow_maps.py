@@ -10,7 +10,7 @@ import torch
 from tests.interpreted import DEVICE, GPU
 from torch import Tensor, nn
 
-from rotationout.experiments.narrow import layers, tiles
+from rotationout.experiments.narrow import conditions, tiles
 from rotationout.experiments.narrow.batchnorm import Normalisation, Running
 
 HALF = torch.bfloat16 if GPU else torch.float16  # Triton's interpreter multiplies no bf16
@@ -27,7 +27,7 @@ def _exact() -> Iterator[None]:
 @pytest.fixture
 def _everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels on whatever device there is."""
-    monkeypatch.setattr(layers, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(conditions, "_on_gpu", lambda x: True)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.test_gpu_training import _small as _small  # a fixture: one block a s
 from tests.test_training import TABLE, config, make
 
 from rotationout.experiments import networks, results, sweep
-from rotationout.experiments.narrow import batchnorm, handing, layers
+from rotationout.experiments.narrow import batchnorm, conditions, handing
 from rotationout.experiments.narrow.batchnorm import Normalisation
 from rotationout.experiments.narrow.convolution import Convolution, Fork
 from rotationout.experiments.narrow.convolving import Behind, convolve
@@ -74,7 +74,11 @@ def test_steps_are_torchs(precision: str, close: float, authors: bool, monkeypat
 @pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-3), ("bf16", 5e-2)])
 @pytest.mark.parametrize(
     ("module", "switch", "spared"),
-    [(handing, "HANDED", "sums_kernel"), (layers, "LAST", "finish_kernel"), (layers, "STRIDES", "moments_kernel")],
+    [
+        (handing, "HANDED", "sums_kernel"),
+        (conditions, "LAST", "finish_kernel"),
+        (conditions, "STRIDES", "moments_kernel"),
+    ],
 )
 def test_what_launches_do_for_others_changes_little(
     module: ModuleType, switch: str, spared: str, precision: str, close: float, monkeypatch: pytest.MonkeyPatch

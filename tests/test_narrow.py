@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rotationout.experiments.narrow import layers
+from rotationout.experiments.narrow import conditions, layers
 from rotationout.experiments.narrow.batchnorm import Normalisation
 from rotationout.experiments.narrow.convolution import Convolution, Fork
 from rotationout.experiments.networks import ResNet
@@ -81,7 +81,7 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
 def test_sums_go_to_the_norm_that_follows(
     place: str, switch: bool, expected: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "SUMMED", switch)
+    monkeypatch.setattr(conditions, "SUMMED", switch)
     given = []
 
     def seen(*args: Any, apply: Any = Normalisation.apply) -> Any:

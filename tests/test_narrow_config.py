@@ -9,7 +9,7 @@ from torch import nn
 
 from rotationout.experiments import processes
 from rotationout.experiments.classification import build_network
-from rotationout.experiments.narrow import layers
+from rotationout.experiments.narrow import conditions
 from rotationout.experiments.networks import ResNet
 from rotationout.recipes.cifar100 import wrn28_10
 
@@ -50,7 +50,7 @@ def test_modules_and_initial_weights_are_torchs() -> None:
 
 def test_compiled_blocks_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one graph, also where there would be kernels."""
-    monkeypatch.setattr(layers, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(conditions, "_on_gpu", lambda x: True)
     block = ResNet(1, fused=True).stages[0]
     plain = ResNet(1).stages[0]
     plain.load_state_dict(block.state_dict())
@@ -68,12 +68,12 @@ def test_runs_with_kernels_are_not_compiled() -> None:
 
 def test_batchnorm_that_processes_share_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels would take the statistics of one process."""
-    monkeypatch.setattr(layers, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(conditions, "_on_gpu", lambda x: True)
     monkeypatch.setattr(processes, "size", lambda: 2)
     shared = processes.synchronized(nn.Sequential(nn.BatchNorm2d(16)), torch.device("cuda"))[0]
     x = torch.randn(2, 16, 4, 4)
-    assert layers._normalises(nn.BatchNorm2d(16), x, None)
-    assert not layers._normalises(shared, x, None)
+    assert conditions.normalises(nn.BatchNorm2d(16), x, None)
+    assert not conditions.normalises(shared, x, None)
 
 
 def test_what_has_no_such_kernels_says_so() -> None:

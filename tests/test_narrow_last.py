@@ -18,7 +18,7 @@ from tests.test_narrow_convolution import tiled as tiled  # a fixture
 from torch import nn
 from torch.nn import functional as F
 
-from rotationout.experiments.narrow import batchnorm, layers
+from rotationout.experiments.narrow import batchnorm, conditions, layers
 from rotationout.experiments.narrow.convolving import Behind, convolve
 from rotationout.experiments.networks import ResNet
 
@@ -96,7 +96,7 @@ def block_of(**options: Any) -> tuple[nn.Module, nn.Module]:
 def test_norms_keep_every_batch_once(
     case: str, own: int, finishing: int, switch: bool, launched: list[Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "LAST", switch)
+    monkeypatch.setattr(conditions, "LAST", switch)
     noise = (lambda _: nn.Hardtanh(-0.5, 0.5)) if case == "a noise before the norm" else None
     plain, ours = block_of(noise=noise, stages=(1,), places=("bn1",))
     for block in (plain, ours):
@@ -129,7 +129,7 @@ def test_every_norm_has_a_counter_of_its_own() -> None:
         assert statistics.shape == (2, 16)
         expected = F.batch_norm(y, None, None, norm.weight, norm.bias, True, 0.0, norm.eps).relu()
         assert error(layers.normalise(norm, y, sums=statistics), expected.double()) < 1e-5
-    first, second = (layers._counter(norm) for norm in norms)
+    first, second = (conditions._counter(norm) for norm in norms)
     assert first.data_ptr() != second.data_ptr()
-    assert first is layers._counter(norms[0])
+    assert first is conditions._counter(norms[0])
     assert first == second == 0

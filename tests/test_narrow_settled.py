@@ -19,7 +19,7 @@ from tests.test_narrow_convolution import tiled as tiled  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rotationout.experiments.narrow import convolving, layers
+from rotationout.experiments.narrow import conditions, convolving, layers
 from rotationout.experiments.narrow.convolving import Kept, convolve
 from rotationout.experiments.networks import ResNet
 
@@ -144,7 +144,7 @@ def test_what_else_a_network_may_be_asked(
         for module in (block.bn1, block.noise_a):
             module.register_forward_hook(lambda module, args, y: seen.append(type(module)))
     if reason == "a switch":
-        monkeypatch.setattr(layers, "SETTLED", False)
+        monkeypatch.setattr(conditions, "SETTLED", False)
     with torch.set_grad_enabled(reason == "gradients"):
         expected = other(x)
         normed.clear()

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..strength import check_choice
-from .narrow.layers import convolve, convolve_beside, convolve_normalised, normalise, passes
+from .narrow.conditions import passes
+from .narrow.layers import convolve, convolve_beside, convolve_normalised, normalise
 
 __all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet"]
 
