@@ -136,15 +136,6 @@ def test_what_pages_say_in_words_is_so() -> None:
     assert all(value > protocol[row.replace("5e-4", "1e-4")] for row, value in protocol.items() if row.endswith("5e-4"))
     # speed.md: which implementation runs on a CPU.
     assert f"up to {small.MOST:,} elements" in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    # batchnorm.md: repairs one at a time cost accuracy, the more the deeper; statistics taken again end the shift.
-    for run in read_records(ROOT / "results", "cifar100_resnet110_shift"):
-        states = run["variance_shift"]["states"]
-        if run["row"] != "none":
-            for repair in ("divided", "corrected"):
-                if "top1" in states[repair]:
-                    assert states[repair]["top1"] < states["trained"]["top1"] - 3
-                    assert states[repair]["stored_r_mean"][-1] > states[repair]["stored_r_mean"][0]
-            assert max(states["recalibrated"]["stored_r_mean"]) < 1.05
     norms = SmallBatchStudy.load(ROOT / "results" / "small_batch.json")
     for norm in ("poly", "cross"):
         for measure in ("test_accuracy", "test_loss"):
