@@ -192,7 +192,10 @@ def test_rotations_are_compared_with_dropout_in_the_same_place(results: Path) ->
         "RotationOut-a is behind none (+0.50 in mean co(x), p < 0.001), "
         "ahead of Dropout-a, centred (−0.50 in mean co(x), p < 0.001)."
     )
+    *_, said = shift.section("Figure 2", records).prose
+    assert said.endswith(f"{shift.compared_shift(records)} {shift.compared_coadaptation(records)}")
     alone = [record for record in records if record["row"] == "none"]
+    assert "ahead" not in "".join(shift.section("Figure 2", alone).prose)
     assert shift.compared_shift(alone) == shift.compared_coadaptation(alone) == shift.compared_shift([]) == ""
 
 

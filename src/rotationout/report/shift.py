@@ -155,15 +155,18 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         "Test accuracy as trained, and what a repair of the running variances adds to it in percentage points: times "
         "the keep rate, the paper’s correction, which it tried on all forms; by the closed form, where there is one; "
         "taken again with the noise off.",
-        "Of r, and of co(x) of the blocks’ outputs without noise, less is better: a row with less is ahead.",
     ]
+    sides = [said for said in (compared_shift(records), compared_coadaptation(records)) if said]
+    if sides:
+        less = "Of r, and of co(x) of the blocks’ outputs without noise, less is better: a row with less is ahead."
+        prose.append(" ".join([less, *sides]))
     return Section(
         title,
         prose,
         table(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
-        " ".join(filter(None, (verdict(records), compared_shift(records), compared_coadaptation(records)))),
+        verdict(records),
     )
 
 
