@@ -67,12 +67,11 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
     lines = []
     for row, runs in usable(records, "variance_shift").items():
         states = [run["variance_shift"]["states"] for run in runs]
-        largest = spread([max(state["trained"]["r_max"]) for state in states])
         accuracy = spread([state["trained"]["top1"] for state in states])
         gains = [_shown(_gains(states, repair)) for repair in STATES if repair != "trained"]
-        lines.append([row, str(len(runs)), spread(_mean_shift(runs)), largest, accuracy, *gains])
+        lines.append([row, str(len(runs)), spread(_mean_shift(runs)), accuracy, *gains])
     labels = [label for state, label in STATES.items() if state != "trained"]
-    return Table(["row", "runs", "r, mean", "r, largest", "as trained, %", *labels], lines)
+    return Table(["row", "runs", "r, mean", "as trained, %", *labels], lines)
 
 
 def blocks_table(records: Sequence[dict[str, Any]]) -> Table:
@@ -150,8 +149,7 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         f"{len(records)} runs of {first['steps']:,} steps on {', '.join(sorted({r['device'] for r in records}))}. The "
         "noise has λ = 1, a keep rate of ½: -a straight before the first BatchNorm layer of every block of the third "
         "stage, -b before its second convolution. r = max(train / test, test / train) of the variance before the "
-        "BatchNorm layer behind it: mean over channels and blocks, and the largest of all. Mean over runs ± standard "
-        "deviation, here and below.",
+        "BatchNorm layer behind it: mean over channels and blocks. Here and below means over runs ± standard deviation.",
         "Test accuracy as trained, and what a repair of the running variances adds to it in percentage points: times "
         "the keep rate, the paper’s correction, which it tried on all forms; by the closed form, where there is one; "
         "taken again with the noise off.",
