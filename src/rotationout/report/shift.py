@@ -149,7 +149,7 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         f"{len(records)} runs of {first['steps']:,} steps on {', '.join(sorted({r['device'] for r in records}))}. The "
         "noise has λ = 1, a keep rate of ½: -a straight before the first BatchNorm layer of every block of the third "
         "stage, -b before its second convolution. r = max(train / test, test / train) of the variance before the "
-        "BatchNorm layer behind it: mean over channels and blocks. Here and below means over runs ± standard deviation.",
+        "BatchNorm layer behind it: mean over channels and blocks. All are means over runs ± standard deviation.",
         "Test accuracy as trained, and what a repair of the running variances adds to it in percentage points: times "
         "the keep rate, the paper’s correction, which it tried on all forms; by the closed form, where there is one; "
         "taken again with the noise off.",
