@@ -102,6 +102,9 @@ IDEAS: dict[str, Idea] = {
     "rows of 32 bits in shared memory": Idea({"ROW_FEATURES": (8192, 0)}, [STAGE_3_FP32]),
     "long rows in shared memory": Idea({"ROW_FEATURES": (1024, 0)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
     "warps of long rows": Idea({"ROW_WARPS": (2, 2, 8)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
+    "walks of long rows": Idea({"ROW_WALK": (1, 1)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation, batch mean"),
+    "walks of long rows without a mean": Idea({"ROW_WALK": (1, 1)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),
+    "walks twice as long": Idea({"ROW_WALK": (16, 16)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation, batch mean"),
     "sums of 8 warps": Idea(
         {"SUM_TILE": (4096, 2048), "SUM_WARPS": 4, "SUM_PARTS": (2112, 1056)},
         [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE],

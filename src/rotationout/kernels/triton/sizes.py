@@ -29,6 +29,10 @@ ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
 tile have as many more of both. Whether in shared memory."""
 ROW_REGISTERS = 64
 """The most registers of a thread if a program has more than 8 warps, so that two run at once."""
+ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = (8, 8), 4096, 1056
+"""Rows of more than 1024 features, up to so many, that a program turns one after the other, without a mean and about
+one, with twice the warps: what it has to know of features is read once, and the next rows while these are turned. One
+tile only where programs would be fewer: four times what run at once."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
