@@ -155,6 +155,7 @@ def test_structured_turns_about_a_mean_in_words_and_parts(
             continue
         monkeypatch.setattr(sizes, "LANES_TILE", (tile,) * 3)
         monkeypatch.setattr(sizes, "LANES_ASM", asm)
+        monkeypatch.setattr(sizes, "LANES_LATE", tile == 64)
         monkeypatch.setattr(arrangements, "_plans", {})
         x = (torch.randn(len(k), features, device=DEVICE) + 3).to(dtype)
         expected = reference.rotate_centred(x.float(), weight, tan, k, seed, 1, adjoint)
@@ -163,6 +164,7 @@ def test_structured_turns_about_a_mean_in_words_and_parts(
         (program,) = plan.programs.values()
         assert (program.constants["PACKED"] is not None) == (dtype != torch.float32)
         assert program.constants["PARTS"] == (dtype == torch.float32)
+        assert program.constants["LATE"] == (tile == 64)
 
 
 @pytest.mark.usefixtures("_poisoned")
