@@ -18,6 +18,7 @@ import triton.language as tl
 
 from .lanes import as_bits, as_numbers, exchange_where, flat, signed_by, swap_features
 from .lanes_words import turn_words
+from .overlap import AFTER, wait_if
 from .pairing import first_state, games, sign_bits
 from .tables import program_number
 
@@ -158,15 +159,18 @@ def lanes_kernel(
     PACKED: tl.constexpr,
     PARTS: tl.constexpr,
     ASM: tl.constexpr,
+    LATE: tl.constexpr,
     BACKWARDS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    FOLLOWS: tl.constexpr,
 ):
     """Features last, structured draws, y = x + tan θ · A(x − m) + w·s for a tile of rows.
 
     With PACKED, the dtype of the features, x and y hold two of them to a word. PARTS: they have 32 bits, and D is even.
-    MANY says whether there is more than one n. Rows beyond the last are that one again, and not stored.
+    MANY says whether there is more than one n. LATE: see `turn_words`. Rows beyond the last are that one again, and not
+    stored.
     """
     program = program_number(BACKWARDS)
     tiles = tl.cdiv(rows, BLOCK_R)
@@ -176,6 +180,7 @@ def lanes_kernel(
     present = row < rows - start
     row = tl.minimum(row, (rows - 1 - start).to(tl.int32))
     number = n * index_n + start * index_p + row * index_p
+    wait_if(FOLLOWS == AFTER)
     k = tl.load(index + number).to(tl.int32)
     t = tl.load(tan + n * tan_n + start * tan_p + row * tan_p).to(tl.float32)
     t = as_bits(-t if ADJOINT else t)
@@ -193,12 +198,12 @@ def lanes_kernel(
             if rare:
                 turn_words(
                     x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
-                    LANES, MEAN, SHIFT, True, PACKED, ASM, BLOCK_G, BLOCK_H,
+                    LANES, MEAN, SHIFT, True, PACKED, ASM, LATE, BLOCK_G, BLOCK_H,
                 )  # fmt: skip
             else:
                 turn_words(
                     x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
-                    LANES, MEAN, SHIFT, False, PACKED, ASM, BLOCK_G, BLOCK_H,
+                    LANES, MEAN, SHIFT, False, PACKED, ASM, LATE, BLOCK_G, BLOCK_H,
                 )  # fmt: skip
         elif PARTS:
             if rare:
