@@ -29,7 +29,7 @@ ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
 tile have as many more of both. Whether in shared memory."""
 ROW_REGISTERS = 64
 """The most registers of a thread if a program has more than 8 warps, so that two run at once."""
-ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = (8, 8), 4096, 1056
+ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = (1, 8), 4096, 1056
 """Rows of more than 1024 features, up to so many, that a program turns one after the other, without a mean and about
 one, with twice the warps: what it has to know of features is read once, and the next rows while these are turned. One
 tile only where programs would be fewer: four times what run at once."""
@@ -44,7 +44,7 @@ LANES_REGISTERS = 64, 80, 0
 """and the most registers of a thread about a mean, 0 if there is no limit."""
 LANES_LATE = True
 """Whether programs have asked for all their features of 16 bits before they load a mean or a shift."""
-LANES_OVERLAP = True
+LANES_OVERLAP = False
 """Whether OVERLAP is also meant for structured draws."""
 LANES_WORDS, LANES_PARTS = True, True
 """Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
@@ -59,11 +59,11 @@ the features last."""
 SUM_PARTS = 2112, 528
 """Programs a sum is spread over, if there is enough to add up: more than run at once on maps, as many with the features
 last."""
-LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 72)
+LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 80)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
-LANES_SUM_PROGRAMS = 528, 924
+LANES_SUM_PROGRAMS = 528, 792
 """the programs that run at once then,"""
-LANES_SUM_FEATURES = 2048
+LANES_SUM_FEATURES = 4096
 """the most features side by side in a tile: the fewer, the fewer parts of the sums there are to write and to add up,"""
 LANES_SUM_PARTS = 4
 """and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row: 4 at most."""
