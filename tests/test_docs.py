@@ -147,17 +147,16 @@ def test_what_pages_say_in_words_of_speed_is_so() -> None:
     tensors: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads((RESULTS / "ops_nvidia-h200_torch-2.11.0.json").read_text(encoding="utf-8"))["rows"]:
         tensors.setdefault(row["tensor"], {})[row["noise"]] = row
-    small = tensors["bfloat16 (128, 64, 8, 8)"]  # speed.md: more than half of its time is that of the running mean
-    assert small["running mean"]["captured_us"][0] > 2 * small["permutation per example"]["captured_us"][0]
     for tensor, rows in tensors.items():
-        if "both_us" not in rows["nn.Dropout"]:  # not a large tensor
-            continue
         times = {noise: row["captured_us"][0] for noise, row in rows.items()}
         dropout = times["nn.Dropout"]
+        assert times["running mean"] < times["batch mean"], tensor  # speed.md
+        if "both_us" not in rows["nn.Dropout"]:  # not a large tensor
+            continue
         assert times["batch mean"] > dropout, tensor  # negative_results.md: slower than Dropout
         assert times["running mean"] > 0.98 * dropout or "bfloat16" in tensor  # not faster in fp32
-        if "4096" in tensor:  # and permutations of many features too, but not structured pairings
-            assert times["permutation per batch"] > dropout > times["structured per row"]
+        structured = times.get("structured per example", times["structured per row"])
+        assert abs(times["permutation per batch"] - structured) < 0.03 * dropout  # speed.md: about as fast
         n, *sizes = map(int, re.findall(r"\d+", tensor.partition("(")[2]))
         positions = n * math.prod(sizes[1:])  # speed.md: what is kept for backward, in bytes
         assert rows["permutation per batch"]["bytes_kept"] == 4 * positions + 2 * sizes[0]
