@@ -140,34 +140,12 @@ def test_structured_turns_are_added_up(features: int, monkeypatch: pytest.Monkey
         assert_near(actual, turned.sum(0), torch.float32)
 
 
-@pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("features", [80, 256])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_structured_turns_are_added_up_side_by_side(
-    features: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In tiles of 64 features and 4 rows, of which neither need divide what there is."""
-    torch.manual_seed(11)
-    monkeypatch.setattr(sizes, "LANES_SUM_TILE", 256)
-    monkeypatch.setattr(sizes, "LANES_SUM_FEATURES", 64)
-    monkeypatch.setattr(arrangements, "_plans", {})
-    x = torch.randn(27, features, device=DEVICE).to(dtype)
-    draw = new_draw(x, 1, "structured", "row", "row")
-    arranged = arrangements.arrange(x, *draw, 1, None)
-    actual = apply._sums(arranged, turned=True, mean=False).sum(0)
-    turned = x.double() - reference.rotate(x.double(), None, *draw, 1, True)
-    assert_near(actual, turned.sum(0), torch.float32)
-    (sums,) = arranged.plan.sums.values()
-    assert (sums.parts, sums.program.grid[0]) == (4, 4 * -(-features // 64))
-    assert sums.program.constants["BLOCK_R"] == 4
-
-
 def test_the_bits_of_signs_are_those_of_the_pairing() -> None:
     seed, index = torch.tensor(-(2**62) + 5, device=DEVICE), torch.zeros(7, dtype=torch.int16, device=DEVICE)
     for features in (2, 130, 640):
         expected = pairing.sign_words(seed, index, features)
         words = torch.empty(expected.numel(), dtype=torch.int64, device=DEVICE)
-        Program(signs_kernel, 5, words.numel(), BLOCK=8, FOLLOWS=0)(seed, words)
+        Program(signs_kernel, 5, words.numel(), BLOCK=8)(seed, words)
         assert torch.equal(words.view_as(expected), expected)
 
 

@@ -15,7 +15,7 @@ from .lanes_turn import lanes_kernel
 from .launch import Program, Sums
 from .layout import Layout, Plan, cdiv, next_power_of_2
 from .once import once_kernel
-from .overlap import AFTER, ALONE, BESIDE, possible
+from .overlap import AFTER, BESIDE, possible
 from .rows import rows_kernel
 from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
@@ -69,7 +69,7 @@ def turn(
         wide, piece = x.element_size() == 4, _piece(features)
         height = block_r if wide else 2 * block_r
         most = sizes.ROW_REGISTERS if warps > 8 else registers[1]
-        tiles = _row_tiles(layout, height, block_c, again)
+        tiles = _row_tiles(layout, height, block_c) if again else 1
         if tiles > 1:
             warps, most = warps * 2, sizes.ROW_REGISTERS
         return Program(
@@ -92,8 +92,8 @@ def turn(
             lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
             **common, **form, MANY=count > 1, PACKED=_dtype(x) if words else None,
             PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=_by_instructions(x),
-            LATE=sizes.LANES_LATE and again, FOLLOWS=follows(AFTER if sizes.LANES_OVERLAP else ALONE),
-            BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h, words=2 * words, num_warps=warps,
+            LATE=sizes.LANES_LATE and again, BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h,
+            words=2 * words, num_warps=warps,
             registers=sizes.LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
@@ -191,23 +191,20 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
         part = lanes if words else min(lanes, 4)
         parts = next_power_of_2(features // part)
         block_h = min(sizes.LANES_SUM_PARTS, max(1, parts // 8))
-        side_by_side = min(sizes.LANES_SUM_FEATURES, sizes.LANES_SUM_TILE)
-        block_g = min(parts // block_h, max(1, side_by_side // (part * block_h)))
+        block_g = min(parts // block_h, max(1, sizes.LANES_SUM_TILE // (part * block_h)))
         block_r = max(1, min(sizes.LANES_SUM_TILE // (block_g * block_h * part), next_power_of_2(rows)))
         tiles = cdiv(features // part, block_g * block_h)
         splits = _splits(rows, block_r, sizes.LANES_SUM_PROGRAMS[words], count * tiles)
-        after = follows(AFTER if sizes.LANES_OVERLAP else ALONE)
         program = Program(
             lanes_sum_kernel, count * splits * tiles, rows, splits, *plan.tan, *plan.pairs, scale,
             FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=_by_instructions(x),
-            PART=part, BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h, FOLLOWS=after,
+            PART=part, BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
             words=int(words), num_warps=sizes.LANES_SUM_WARPS,
             registers=sizes.LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
         )  # fmt: skip
         draws = (count - 1) * plan.pairs[0] + (rows - 1) * plan.pairs[1] + 1
         sign_words = draws * cdiv(features // 2, 64)
-        blocks = cdiv(sign_words, sizes.SIGNS_BLOCK)
-        signs = Program(signs_kernel, blocks, sign_words, BLOCK=sizes.SIGNS_BLOCK, FOLLOWS=after)
+        signs = Program(signs_kernel, cdiv(sign_words, sizes.SIGNS_BLOCK), sign_words, BLOCK=sizes.SIGNS_BLOCK)
         return Sums(count * splits, program, _finish(features, count * splits), signs, sign_words)
     block_c, block_p = _sum_blocks(layout, rows, _sum_tile(x))
     tiles = cdiv(features, block_c)
@@ -246,9 +243,9 @@ def _by_rows(plan: Plan, x: Tensor) -> bool:
     return plan.kind == SHARED and layout.last and layout.features <= longest
 
 
-def _row_tiles(layout: Layout, height: int, block_c: int, again: bool) -> int:
+def _row_tiles(layout: Layout, height: int, block_c: int) -> int:
     """Tiles of ``height`` rows that a program turns one after the other: several of long rows, if there are many."""
-    walk = sizes.ROW_WALK[again]
+    walk = sizes.ROW_WALK
     long = 1024 < block_c <= sizes.ROW_WALK_FEATURES and _piece(layout.features) >= 8
     return max(1, walk // height) if long and layout.n * cdiv(layout.rows, walk) >= sizes.ROW_WALK_PROGRAMS else 1
 

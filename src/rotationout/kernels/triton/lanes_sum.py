@@ -13,16 +13,14 @@ import triton
 import triton.language as tl
 
 from .lanes import swap_features, swap_words, unpack_lanes
-from .overlap import AFTER, wait_if
 from .pairing import first_state, meet, mix, negatives
 
 __all__ = ["lanes_sum_kernel", "signs_kernel"]
 
 
 @triton.jit
-def signs_kernel(seed, words, count, BLOCK: tl.constexpr, FOLLOWS: tl.constexpr):
+def signs_kernel(seed, words, count, BLOCK: tl.constexpr):
     """The sign words of all draws, one after the other: see `rotationout.pairing.sign_words`."""
-    wait_if(FOLLOWS == AFTER)
     number = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = mix(first_state(tl.load(seed), number, 2))
     tl.store(words + number, word.to(tl.int64, bitcast=True), mask=number < count)
@@ -66,7 +64,6 @@ def lanes_sum_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    FOLLOWS: tl.constexpr,
 ):
     """The sum over rows of tan θ · A x for structured draws, times ``scale``, for every n and split of the rows.
 
@@ -100,7 +97,6 @@ def lanes_sum_kernel(
     row = tl.arange(0, BLOCK_R)[None, :, None]
     byte = tl.arange(0, BLOCK_H)[None, None, :] * 8
     total = tl.zeros((BLOCK_G, BLOCK_R, BLOCK_H * PART), tl.float32)
-    wait_if(FOLLOWS == AFTER)
     k, t = drawn(index, tan, split * BLOCK_R + row, rows, tan_p, index_p)
     for tile in range(split, last + 1, splits):
         # Where features are depends on the draw: that of the next tile is on its way while this one is read.

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from .lanes import as_bits, as_numbers, exchange_where, flat, signed_by, swap_features
 from .lanes_words import turn_words
-from .overlap import AFTER, wait_if
 from .pairing import first_state, games, sign_bits
 from .tables import program_number
 
@@ -164,7 +163,6 @@ def lanes_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    FOLLOWS: tl.constexpr,
 ):
     """Features last, structured draws, y = x + tan θ · A(x − m) + w·s for a tile of rows.
 
@@ -180,7 +178,6 @@ def lanes_kernel(
     present = row < rows - start
     row = tl.minimum(row, (rows - 1 - start).to(tl.int32))
     number = n * index_n + start * index_p + row * index_p
-    wait_if(FOLLOWS == AFTER)
     k = tl.load(index + number).to(tl.int32)
     t = tl.load(tan + n * tan_n + start * tan_p + row * tan_p).to(tl.float32)
     t = as_bits(-t if ADJOINT else t)

@@ -1,7 +1,6 @@
 """The sizes of GPU programs, and which of their ideas are in use.
 
-They were found by measurement on an H200; those of sums, of long rows, of structured turns and of registers by what a
-compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200: ``python -m benchmarks.centred --without`` measures them.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
 tile have as many more of both. Whether in shared memory."""
 ROW_REGISTERS = 64
 """The most registers of a thread if a program has more than 8 warps, so that two run at once."""
-ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = (1, 8), 4096, 1056
-"""Rows of more than 1024 features, up to so many, that a program turns one after the other, without a mean and about
-one, with twice the warps: what it has to know of features is read once, and the next rows while these are turned. One
-tile only where programs would be fewer: four times what run at once."""
+ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = 8, 4096, 1056
+"""Rows of more than 1024 features, up to so many, that a program turns about a mean one after the other, with twice the
+warps: what it has to know of features is read once, and the next rows while these are turned. One tile only where
+programs would be fewer: four times what run at once."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
@@ -44,8 +43,6 @@ LANES_REGISTERS = 64, 80, 0
 """and the most registers of a thread about a mean, 0 if there is no limit."""
 LANES_LATE = True
 """Whether programs have asked for all their features of 16 bits before they load a mean or a shift."""
-LANES_OVERLAP = False
-"""Whether OVERLAP is also meant for structured draws."""
 LANES_WORDS, LANES_PARTS = True, True
 """Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
 LANES_ASM = isinstance(swap_words, triton.JITFunction) and torch.version.hip is None
@@ -63,8 +60,6 @@ LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 80)
 """The same for a sum of structured turns, registers for features of 32 bits and for words of two,"""
 LANES_SUM_PROGRAMS = 528, 792
 """the programs that run at once then,"""
-LANES_SUM_FEATURES = 4096
-"""the most features side by side in a tile: the fewer, the fewer parts of the sums there are to write and to add up,"""
 LANES_SUM_PARTS = 4
 """and groups of lanes, or parts of 16 bytes of them, that a thread adds up of a row: 4 at most."""
 SIGNS_BLOCK = 1024
