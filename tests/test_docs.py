@@ -136,15 +136,6 @@ def test_what_pages_say_in_words_is_so() -> None:
     assert all(value > protocol[row.replace("5e-4", "1e-4")] for row, value in protocol.items() if row.endswith("5e-4"))
     # speed.md: which implementation runs on a CPU.
     assert f"up to {small.MOST:,} elements" in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    # batchnorm.md: repairs one at a time cost accuracy, the more the deeper; statistics taken again end the shift.
-    for run in read_records(ROOT / "results", "cifar100_resnet110_shift"):
-        states = run["variance_shift"]["states"]
-        if run["row"] != "none":
-            for repair in ("divided", "corrected"):
-                if "top1" in states[repair]:
-                    assert states[repair]["top1"] < states["trained"]["top1"] - 3
-                    assert states[repair]["stored_r_mean"][-1] > states[repair]["stored_r_mean"][0]
-            assert max(states["recalibrated"]["stored_r_mean"]) < 1.05
     norms = SmallBatchStudy.load(ROOT / "results" / "small_batch.json")
     for norm in ("poly", "cross"):
         for measure in ("test_accuracy", "test_loss"):
@@ -156,17 +147,16 @@ def test_what_pages_say_in_words_of_speed_is_so() -> None:
     tensors: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads((RESULTS / "ops_nvidia-h200_torch-2.11.0.json").read_text(encoding="utf-8"))["rows"]:
         tensors.setdefault(row["tensor"], {})[row["noise"]] = row
-    small = tensors["bfloat16 (128, 64, 8, 8)"]  # speed.md: more than half of its time is that of the running mean
-    assert small["running mean"]["captured_us"][0] > 2 * small["permutation per example"]["captured_us"][0]
     for tensor, rows in tensors.items():
-        if "both_us" not in rows["nn.Dropout"]:  # not a large tensor
-            continue
         times = {noise: row["captured_us"][0] for noise, row in rows.items()}
         dropout = times["nn.Dropout"]
+        assert times["running mean"] < times["batch mean"], tensor  # speed.md
+        if "both_us" not in rows["nn.Dropout"]:  # not a large tensor
+            continue
         assert times["batch mean"] > dropout, tensor  # negative_results.md: slower than Dropout
         assert times["running mean"] > 0.98 * dropout or "bfloat16" in tensor  # not faster in fp32
-        if "4096" in tensor:  # and permutations of many features too, but not structured pairings
-            assert times["permutation per batch"] > dropout > times["structured per row"]
+        structured = times.get("structured per example", times["structured per row"])
+        assert abs(times["permutation per batch"] - structured) < 0.03 * dropout  # speed.md: about as fast
         n, *sizes = map(int, re.findall(r"\d+", tensor.partition("(")[2]))
         positions = n * math.prod(sizes[1:])  # speed.md: what is kept for backward, in bytes
         assert rows["permutation per batch"]["bytes_kept"] == 4 * positions + 2 * sizes[0]

@@ -37,6 +37,10 @@ def two_classes(count: int) -> Images:
     return Images(drawn.pixels, drawn.labels % 2)
 
 
+def shown(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of some forms, and of some ghost batches of a batch of 16."""
@@ -115,12 +119,13 @@ def test_the_table_of_repairs_is_that_of_the_records(results: Path, capsys: pyte
     assert list(lines) == FORMS
     runs = [run["variance_shift"]["states"] for run in records if run["row"] == "Dropout-b"]
     gains = [run["recalibrated"]["top1"] - run["trained"]["top1"] for run in runs]
-    mean, error = statistics.fmean(gains), statistics.stdev(gains) / 2**0.5
+    mean, deviation = statistics.fmean(gains), statistics.stdev(gains)
     assert any(run["trained"]["top1"] > 0 for run in runs)
-    assert lines["Dropout-b"][-1] == f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+    assert lines["Dropout-b"][-1] == f"{mean:+.2f} ± {deviation:.2f}".replace("-", "−")
     assert lines["Dropout-b"][-2] == "–", "there is no closed form"
-    assert lines["none"][5] == "+0.00 ± 0.00", "a keep rate of 1 repairs nothing"
-    assert lines["Dropout-b"][2] == f"{statistics.fmean(x for run in runs for x in run['trained']['r_mean']):.2f}"
+    assert lines["none"][4] == "+0.00 ± 0.00", "a keep rate of 1 repairs nothing"
+    assert lines["Dropout-b"][2] == shown([statistics.fmean(run["trained"]["r_mean"]) for run in runs])
+    assert lines["Dropout-b"][3] == shown([run["trained"]["top1"] for run in runs])
     assert cli.main(["table", shift.RECIPE, "--out", str(results)]) == 0
     assert capsys.readouterr().out.strip() == table.markdown()
 
@@ -142,13 +147,56 @@ def test_the_verdict_counts_what_is_clear(results: Path) -> None:
     assert "taken again: 0 gains and 0 losses in 3 forms" in shift.verdict([r for r in records if r["seed"] == 0])
 
 
+def test_the_table_of_blocks_says_where_the_shift_is_most(results: Path) -> None:
+    records = copy.deepcopy(read_records(results, shift.RECIPE))
+    for record in records:
+        seed = record["seed"]
+        record["variance_shift"]["states"]["trained"] |= {
+            "r_mean": [1.5 + 0.1 * seed, 1.25],
+            "r_max": [2.0, 3.0 + 0.5 * seed],
+        }
+    line = next(line for line in shift.blocks_table(records).rows if line[0] == "Dropout-b")
+    assert line[1:] == ["2", "1.40 ± 0.04", "1.25 ± 0.00 (2)", "1.55 ± 0.07 (1)", "3.25 ± 0.35 (2)"]
+
+
 def test_the_table_of_coadaptation_is_that_of_the_records(results: Path) -> None:
-    records = read_records(results, shift.RECIPE)
+    records = copy.deepcopy(read_records(results, shift.RECIPE))
     lines = {line[0]: line for line in shift.coadaptation_table(records).rows}
-    means = [statistics.fmean(run["coadaptation"]["value"]) for run in records if run["row"] == "RotationOut-a"]
-    assert lines["RotationOut-a"][2] == f"{statistics.fmean(means):.2f} ± {statistics.stdev(means):.2f}"
-    assert lines["none"][4] == "–"
-    assert 0 <= float(lines["RotationOut-a"][4].lstrip("< ")) <= 1
+    values = [run["coadaptation"]["value"] for run in records if run["row"] == "RotationOut-a"]
+    assert lines["RotationOut-a"][2:5] == [
+        shown([statistics.fmean(run) for run in values]),
+        *(shown([run[block] for run in values]) for block in (0, -1)),
+    ]
+    assert lines["none"][5:] == ["–", "–"]
+    assert 0 <= float(lines["RotationOut-a"][6].lstrip("< ")) <= 1
+    # A block counts if all runs are on one side of all runs without noise.
+    ours = {0: [3.0, 1.0], 1: [4.0, 2.5]}
+    for record in records:
+        record["coadaptation"]["value"] = ours[record["seed"]] if record["row"] == "Dropout-b" else [2.0, 2.0]
+    lines = {line[0]: line for line in shift.coadaptation_table(records).rows}
+    assert lines["Dropout-b"][5] == "1 / 0 of 2"
+    assert lines["RotationOut-a"][5] == "0 / 0 of 2"
+
+
+def test_rotations_are_compared_with_dropout_in_the_same_place(results: Path) -> None:
+    records = copy.deepcopy(read_records(results, shift.RECIPE))
+    score = {"none": 1.0, "Dropout-a, centred": 2.0, "Dropout-b": 1.0, "RotationOut-a": 1.5}
+    for record in records:
+        value = score[record["row"]] + 0.01 * record["seed"]
+        record["variance_shift"]["states"]["trained"]["r_mean"] = [value, value]
+        record["coadaptation"]["value"] = [value, value]
+    assert shift.compared_shift(records) == (
+        "RotationOut-a is ahead of Dropout-a, centred (−0.50 in mean r, p < 0.001)."
+    ), "without noise there is nothing to shift"
+    assert shift.compared_coadaptation(records) == (
+        "RotationOut-a is behind none (+0.50 in mean co(x), p < 0.001), "
+        "ahead of Dropout-a, centred (−0.50 in mean co(x), p < 0.001)."
+    )
+    *_, said = shift.section("Figure 2", records).prose
+    assert said.endswith(f"{shift.compared_shift(records)} {shift.compared_coadaptation(records)}")
+    alone = [record for record in records if record["row"] == "none"]
+    assert "ahead" not in "".join(shift.section("Figure 2", alone).prose)
+    assert shift.compared_shift(alone) == shift.compared_coadaptation(alone) == shift.compared_shift([]) == ""
 
 
 def test_the_table_of_ghost_batches_has_every_test_mode(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +236,7 @@ def test_records_whose_study_failed_are_left_out(results: Path, tmp_path: Path) 
     records = read_records(tmp_path, shift.RECIPE)
     assert shift.table(records).rows[0][:2] == ["Dropout-a, centred", "1"]
     assert "±" not in "".join(shift.table(records).rows[0]), "one run has no deviation"
-    assert all(line[4] == "–" for line in shift.coadaptation_table(records).rows)
+    assert all(line[5:] == ["–", "–"] for line in shift.coadaptation_table(records).rows)
     for drawing in trained.figures(tmp_path):
         drawing.draw(drawing.compute())
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from rotationout import pairing
 from rotationout.kernels import reference
-from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton import (
+    choose,
     rotate,
     rotate_centred,
     sizes,
 )
+from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.launch import Program
 from rotationout.kernels.triton.once import once_kernel
 from rotationout.kernels.triton.rows import rows_kernel
@@ -154,6 +155,7 @@ def test_structured_turns_about_a_mean_in_words_and_parts(
             continue
         monkeypatch.setattr(sizes, "LANES_TILE", (tile,) * 3)
         monkeypatch.setattr(sizes, "LANES_ASM", asm)
+        monkeypatch.setattr(sizes, "LANES_LATE", tile == 64)
         monkeypatch.setattr(arrangements, "_plans", {})
         x = (torch.randn(len(k), features, device=DEVICE) + 3).to(dtype)
         expected = reference.rotate_centred(x.float(), weight, tan, k, seed, 1, adjoint)
@@ -162,6 +164,7 @@ def test_structured_turns_about_a_mean_in_words_and_parts(
         (program,) = plan.programs.values()
         assert (program.constants["PACKED"] is not None) == (dtype != torch.float32)
         assert program.constants["PARTS"] == (dtype == torch.float32)
+        assert program.constants["LATE"] == (tile == 64)
 
 
 @pytest.mark.usefixtures("_poisoned")
@@ -219,6 +222,47 @@ def test_long_rows_meet_in_shared_memory(features: int, dtype: torch.dtype, monk
             assert_near(rotate_centred(x, rows, angles, index, None, 2, adjoint), expected, dtype)
     kernels = {program.kernel for plan, _ in arrangements._plans.values() for program in plan.programs.values()}
     assert kernels == {gather_kernel if features == 4097 else rows_kernel}
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("shape", [(1, 8, 2048), (1, 13, 1032), (2, 11, 1032), (2, 2, 2048)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_program_turns_long_rows_one_after_the_other(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole walks, walks that end early and among examples, and tiles of which half are rows."""
+    torch.manual_seed(17)
+    monkeypatch.setattr(sizes, "ROW_WALK_PROGRAMS", 1)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x = (torch.randn(shape, device=DEVICE) + 1).to(dtype)
+    mean = torch.randn(shape[2], device=DEVICE)
+    weight = (torch.arange(shape[0] * shape[1], device=DEVICE) % 4 != 1).float().view(shape[:2])
+    for adjoint in (False, True):
+        tan, index, _ = new_draw(x, 2, "table", "example", "row")
+        for about in (None, mean):
+            expected = reference.rotate(x.float(), about, tan, index, None, 2, adjoint)
+            assert_near(rotate(x, about, tan, index, None, 2, adjoint), expected, dtype)
+        for rows in (None, weight):
+            angles = tan if rows is None else tan * rows
+            expected = reference.rotate_centred(x.float(), rows, angles, index, None, 2, adjoint)
+            assert_near(rotate_centred(x, rows, angles, index, None, 2, adjoint), expected, dtype)
+    programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
+    assert {program.kernel for program in programs} == {rows_kernel}
+    tiles = {program.constants["BACKWARDS"]: program.constants["TILES"] for program in programs}
+    assert tiles == {False: 1, True: 8 if dtype == torch.float32 else 4}  # about a mean, which needs a sum before
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "tiles"),
+    [(65536, 4096, 4), (8441, 1032, 4), (8440, 1032, 1), (65536, 1024, 1), (65536, 2052, 1), (65536, 8192, 1)],
+)
+def test_only_many_long_rows_are_turned_one_after_the_other(rows: int, features: int, tiles: int) -> None:
+    x = torch.empty(rows, features, dtype=torch.bfloat16, device="meta")
+    tan, table = torch.empty(rows, device="meta"), torch.empty(1, features, dtype=torch.int16, device="meta")
+    plan = arrangements.arrange(x, tan, table, None, 1, None).plan
+    program = choose.turn(plan, x, False, (1, 0), weighted=False, packed=True, centred=False)
+    assert program.constants["TILES"] == tiles
+    assert program.grid[0] * tiles * program.constants["BLOCK_R"] * 2 >= rows
 
 
 def test_ideas_that_benchmarks_take_back_are_constants_of_the_programs() -> None:

@@ -4,7 +4,7 @@
 noises for instance, is made here too.
 """
 
-from . import accuracy, commands, computed, costs, limits, speed
+from . import accuracy, commands, computed, costs, figures, limits, shifted, speed
 
 __all__ = ["substitutions"]
 
@@ -13,6 +13,6 @@ def substitutions() -> dict[str, str]:
     """All of them by name."""
     return {
         name: text
-        for part in (computed, accuracy, commands, costs, limits, speed)
+        for part in (computed, accuracy, commands, costs, figures, limits, shifted, speed)
         for name, text in part.texts().items()
     }

@@ -23,7 +23,6 @@ from .cells import RESULTS, markdown
 __all__ = ["PROTOCOL", "texts"]
 
 PROTOCOL = "cifar100_resnet110_protocol"
-DROPOUT_A = "Dropout-a, centred"
 ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 
@@ -115,10 +114,8 @@ def _nothing(what: str) -> str:
 
 
 def _studies() -> dict[str, str]:
-    """Tables of trained networks: repairs beside BatchNorm, co-adaptation, ghost batches."""
+    """Tables of other trained networks: ghost batches, and stronger weight decay."""
     makers: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Table]]] = {
-        "shift_table": (shift.RECIPE, shift.table),
-        "coadaptation_table": (shift.RECIPE, shift.coadaptation_table),
         "ghost_table": (ghost.RECIPE, ghost.table),
         "search_table": (SEARCH, search.table),
         "strong_table": (STRONG, search.table),
@@ -127,16 +124,8 @@ def _studies() -> dict[str, str]:
     for key, (recipe, make) in makers.items():
         records = read_records(RESULTS, recipe)
         found[key] = make(records).markdown() if records else _nothing(f"`{recipe}`")
-    found |= _corrected(read_records(RESULTS, shift.RECIPE))
     found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
     return found
-
-
-def _corrected(records: list[dict[str, Any]]) -> dict[str, str]:
-    """How far stored variances of Dropout-a are off after the closed form, in the first block and in the last."""
-    runs = [run["variance_shift"]["states"]["corrected"]["stored_r_mean"] for run in by_row(records)[DROPOUT_A]]
-    first, last = (statistics.fmean(run[block] for run in runs) for block in (0, -1))
-    return {"shift_first": f"{first:.2f}", "shift_last": f"{last:.2f}"}
 
 
 def _speech() -> dict[str, str]:

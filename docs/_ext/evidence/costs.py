@@ -36,9 +36,10 @@ def texts() -> dict[str, str]:
         cost = ["not measured", "–"] if each is None else [f"{each:.1f}", f"{each * len(table) * seeds:,.0f}"]
         rows.append([f"`{name}`", str(len(table)), str(seeds), f"{table[0].steps:,}", *cost, str(len(records[name]))])
     example = records[PROTOCOL][0]
+    alike = _seconds_of_a_step([record for record in records[PROTOCOL] if record["together"] == example["together"]])
     return {
         "cost_table": markdown(["table", "rows", "seeds", "steps", "GPU-minutes a run", "in all", "recorded"], rows),
-        "cost_step": f"{1e3 * seconds[example['config']['network']]:.1f}",
+        "cost_step": f"{1e3 * alike[example['config']['network']]:.1f}",
         "cost_together": str(example["together"]),
         "cost_device": example["device"],
         "cost_peak": f"{example['peak_bytes'] / 2**30:.1f}",

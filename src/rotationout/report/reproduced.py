@@ -9,7 +9,7 @@ from typing import Any
 
 from ..experiments.results import read_records
 from ..recipes import TABLES
-from . import table1, table2, table3, table4, verdicts
+from . import shift, table1, table2, table3, table4, verdicts
 from .cells import by_row
 from .page import Section, Table
 
@@ -54,7 +54,13 @@ PARTS = (
     Part("Table 3", "RetinaNet on COCO", ("coco",), ("bccd",), verdict=table3.verdict),
     Part("Table 4", "LSTM on WSJ", ("wsj",), ("an4",), verdict=table4.verdict),
     Part("Figure 1", "Dropout-a and -b", figures=("dropout_ab",)),
-    Part("Figure 2", "variance shift, trained", ("cifar100_resnet110_shift",), figures=("variance_shift_trained",)),
+    Part(
+        "Figure 2",
+        "variance shift, trained",
+        (shift.RECIPE,),
+        figures=("variance_shift_trained",),
+        verdict=shift.compared_shift,
+    ),
     Part("Figure 3", "BatchNorm, Gaussian", figures=("batchnorm_gaussian",)),
     Part("Figure 4", "five distributions", figures=("batchnorm_distributions_mean",)),
     Part("Figure 5", "the polynomial", figures=("batchnorm_polynomial",)),

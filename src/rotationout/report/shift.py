@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
 from ..recipes.cifar100 import TABLES
-from . import style
+from . import style, verdicts
 from .cells import by_row, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
-__all__ = ["RECIPE", "STATES", "coadaptation_table", "section", "table", "usable", "verdict"]
+__all__ = [
+    "RECIPE",
+    "RIVALS",
+    "STATES",
+    "blocks_table",
+    "coadaptation_table",
+    "compared_coadaptation",
+    "compared_shift",
+    "section",
+    "table",
+    "usable",
+    "verdict",
+]
 
 RECIPE = "cifar100_resnet110_shift"
 STATES = {
@@ -24,6 +36,10 @@ STATES = {
     "recalibrated": "taken again",
 }
 """The states in which a trained network was measured, and what its running variances are in each."""
+R_KEYS = ("r_mean", "r_max")
+"""r of a block in the records: mean over channels, and the largest of them."""
+RIVALS = {"RotationOut-a": "Dropout-a, centred", "RotationOut-b": "Dropout-b, centred"}
+"""Rotations about the mean, and Dropout about the mean of the same strength in the same place."""
 CLEAR = 3.0
 """A gain of so many standard errors is called one; there are a dozen of them."""
 
@@ -44,20 +60,33 @@ def usable(records: Sequence[dict[str, Any]], study: str) -> dict[str, list[dict
 def table(records: Sequence[dict[str, Any]]) -> Table:
     """A row for each form of noise: r over its layers, accuracy as trained, and what each repair adds to it.
 
-    A repair's gain is the mean over runs of accuracy after it less accuracy as trained, ± its standard error; a dash
-    where the repair does not apply.
+    All are means over runs ± their standard deviation. A repair's gain is accuracy after it less accuracy as trained,
+    run by run; a dash where the repair does not apply.
     """
     by_row(records)  # none: an error that says what makes them
     lines = []
     for row, runs in usable(records, "variance_shift").items():
         states = [run["variance_shift"]["states"] for run in runs]
-        mean = statistics.fmean(value for state in states for value in state["trained"]["r_mean"])
-        largest = statistics.fmean(max(state["trained"]["r_max"]) for state in states)
-        gains = [_shown(_gain(states, repair)) for repair in STATES if repair != "trained"]
         accuracy = spread([state["trained"]["top1"] for state in states])
-        lines.append([row, str(len(runs)), f"{mean:.2f}", f"{largest:.2f}", accuracy, *gains])
+        gains = [_shown(_gains(states, repair)) for repair in STATES if repair != "trained"]
+        lines.append([row, str(len(runs)), spread(_mean_shift(runs)), accuracy, *gains])
     labels = [label for state, label in STATES.items() if state != "trained"]
-    return Table(["row", "runs", "r, mean", "r, largest", "as trained, %", *labels], lines)
+    return Table(["row", "runs", "r, mean", "as trained, %", *labels], lines)
+
+
+def blocks_table(records: Sequence[dict[str, Any]]) -> Table:
+    """A row for each form of noise: in which block r is least and in which it is most, by its mean over channels.
+
+    And the channel of largest r, likewise where its mean over runs is most. ± is the standard deviation over runs.
+    """
+    lines = []
+    for row, runs in usable(records, "variance_shift").items():
+        trained = [run["variance_shift"]["states"]["trained"] for run in runs]
+        means, largest = ([list(block) for block in zip(*(one[key] for one in trained), strict=True)] for key in R_KEYS)
+        cells = [_extreme(means, min), _extreme(means, max), _extreme(largest, max)]
+        lines.append([row, str(len(runs)), spread(_mean_shift(runs)), *cells])
+    labels = ["mean of blocks", "least (in block)", "most (in block)", "most of a channel (in block)"]
+    return Table(["r", "runs", *labels], lines)
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
@@ -65,13 +94,13 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     parts = []
     for repair, label in STATES.items():
         gains = [
-            gain
+            (*mean_sd(gain), len(gain))
             for row, runs in usable(records, "variance_shift").items()
             if row != "none"
             and repair != "trained"
-            and (gain := _gain([run["variance_shift"]["states"] for run in runs], repair))
+            and (gain := _gains([run["variance_shift"]["states"] for run in runs], repair))
         ]
-        clear = [mean > 0 for mean, error in gains if abs(mean) > CLEAR * error]  # never of one run
+        clear = [mean > 0 for mean, sd, n in gains if abs(mean) > CLEAR * sd / math.sqrt(n)]  # never of one run
         if gains:
             won, lost = clear.count(True), clear.count(False)
             counts = f"{won} gain{'s' * (won != 1)} and {lost} loss{'es' * (lost != 1)}"
@@ -79,19 +108,38 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     return f"Test accuracy after a repair, by more than {CLEAR:g} standard errors. {'; '.join(parts)}."
 
 
-def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
-    """A row for each form of noise: co(x) without noise, its mean over blocks, and that of the last block.
+def compared_shift(records: Sequence[dict[str, Any]]) -> str:
+    """Whether RotationOut shifts variances less than Dropout in the same place, in words; "" without both."""
+    rows = usable(records, "variance_shift")
+    return _compared({row: _mean_shift(runs) for row, runs in rows.items() if row != "none"}, "in mean r")
 
-    p is of Welch's two-sided t-test on the mean over blocks, against the networks that were trained without noise.
-    """
+
+def compared_coadaptation(records: Sequence[dict[str, Any]]) -> str:
+    """Whether networks trained with RotationOut are less co-adapted than others, in words; "" without both."""
     rows = usable(records, "coadaptation")
     means = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in rows.items()}
+    return _compared(means, "in mean co(x)")
+
+
+def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
+    """A row for each form of noise: co(x) without noise, its mean over blocks, and that of the first and the last one.
+
+    All ± the standard deviation over runs. Counted above and below "none" are the blocks in which every run is above,
+    or below, every run that was trained without noise. p is of Welch's two-sided t-test on the mean over blocks,
+    against those runs.
+    """
+    rows = usable(records, "coadaptation")
+    values = {row: [run["coadaptation"]["value"] for run in runs] for row, runs in rows.items()}
+    means = {row: [statistics.fmean(run) for run in runs] for row, runs in values.items()}
     lines = []
-    for row, runs in rows.items():
-        last = [run["coadaptation"]["value"][-1] for run in runs]
-        test = "–" if row == "none" else significance(means[row], means.get("none", []))
-        lines.append([row, str(len(runs)), spread(means[row]), spread(last), test])
-    return Table(["row", "runs", "co(x), mean of blocks", "co(x), last block", "p, none"], lines)
+    for row, runs in values.items():
+        blocks = [spread([run[block] for run in runs]) for block in (0, -1)]
+        sides = ["–", "–"]
+        if row != "none" and "none" in values:
+            sides = [_sides(runs, values["none"]), significance(means[row], means["none"])]
+        lines.append([row, str(len(runs)), spread(means[row]), *blocks, *sides])
+    labels = ["mean of blocks", "first block", "last block", "above / below none", "p, none"]
+    return Table(["co(x)", "runs", *labels], lines)
 
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
@@ -101,12 +149,15 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
         f"{len(records)} runs of {first['steps']:,} steps on {', '.join(sorted({r['device'] for r in records}))}. The "
         "noise has λ = 1, a keep rate of ½: -a straight before the first BatchNorm layer of every block of the third "
         "stage, -b before its second convolution. r = max(train / test, test / train) of the variance before the "
-        "BatchNorm layer behind it: mean over channels, blocks and runs; largest of all channels and blocks, mean over "
-        "runs.",
-        "Test accuracy as trained, mean ± standard deviation, and what a repair of the running variances adds to it in "
-        "percentage points, mean ± standard error: times the keep rate, the paper’s correction, which it tried on all "
-        "forms; by the closed form, where there is one; taken again with the noise off.",
+        "BatchNorm layer behind it: mean over channels and blocks. All are means over runs ± standard deviation.",
+        "Test accuracy as trained, and what a repair of the running variances adds to it in percentage points: times "
+        "the keep rate, the paper’s correction, which it tried on all forms; by the closed form, where there is one; "
+        "taken again with the noise off.",
     ]
+    sides = [said for said in (compared_shift(records), compared_coadaptation(records)) if said]
+    if sides:
+        less = "Of r, and of co(x) of the blocks’ outputs without noise, less is better: a row with less is ahead."
+        prose.append(" ".join([less, *sides]))
     return Section(
         title,
         prose,
@@ -117,18 +168,39 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
     )
 
 
-def _gain(states: Sequence[dict[str, Any]], repair: str) -> tuple[float, float] | None:
-    """What a repair adds to accuracy: mean over runs and its standard error, NaN for one; None if it was refused."""
-    gains = [state[repair]["top1"] - state["trained"]["top1"] for state in states if "top1" in state[repair]]
+def _compared(scores: Mapping[str, Sequence[float]], unit: str) -> str:
+    """`verdicts.verdict` on one number of each run, of which less is better."""
+    runs = [{"row": row, "score": score} for row, values in scores.items() for score in values]
+    return verdicts.verdict(runs, RIVALS, "score", unit, lower=True)
+
+
+def _mean_shift(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """Of each run r as trained, its mean over channels and blocks."""
+    return [statistics.fmean(run["variance_shift"]["states"]["trained"]["r_mean"]) for run in runs]
+
+
+def _extreme(blocks: list[list[float]], choose: Callable[..., int]) -> str:
+    """The block of least or most mean over runs, and what it has."""
+    place = choose(range(len(blocks)), key=lambda block: statistics.fmean(blocks[block]))
+    return f"{spread(blocks[place])} ({place + 1})"
+
+
+def _sides(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> str:
+    """In how many blocks all runs are above all others, and in how many below."""
+    pairs = list(zip(zip(*runs, strict=True), zip(*others, strict=True), strict=True))
+    above = sum(min(ours) > max(theirs) for ours, theirs in pairs)
+    below = sum(max(ours) < min(theirs) for ours, theirs in pairs)
+    return f"{above} / {below} of {len(pairs)}"
+
+
+def _gains(states: Sequence[dict[str, Any]], repair: str) -> list[float]:
+    """What a repair adds to accuracy, run by run; none if it was refused."""
+    return [state[repair]["top1"] - state["trained"]["top1"] for state in states if "top1" in state[repair]]
+
+
+def _shown(gains: Sequence[float]) -> str:
     if not gains:
-        return None
-    mean, sd = mean_sd(gains)
-    return mean, sd / math.sqrt(len(gains))
-
-
-def _shown(gain: tuple[float, float] | None) -> str:
-    if gain is None:
         return "–"
-    mean, error = gain
+    mean, sd = mean_sd(gains)
     text = f"{mean:+.2f}".replace("-", "−")
-    return text if math.isnan(error) else f"{text} ± {error:.2f}"
+    return text if math.isnan(sd) else f"{text} ± {sd:.2f}"

@@ -67,11 +67,15 @@ def turn(
         block_r = max(1, min(sizes.ROW_TILE[size] // block_c, next_power_of_2(rows)))
         warps = sizes.ROW_WARPS[size] * max(1, block_c // sizes.ROW_TILE[size])
         wide, piece = x.element_size() == 4, _piece(features)
+        height = block_r if wide else 2 * block_r
         most = sizes.ROW_REGISTERS if warps > 8 else registers[1]
+        tiles = _row_tiles(layout, height, block_c) if again else 1
+        if tiles > 1:
+            warps, most = warps * 2, sizes.ROW_REGISTERS
         return Program(
-            rows_kernel, count * cdiv(rows, block_r if wide else 2 * block_r), features // piece, rows,
+            rows_kernel, count * cdiv(rows, height * tiles), features // piece, rows,
             *plan.tan, plan.pairs[0], *weight, **common, **after, DTYPE=None if wide else _dtype(x),
-            FLAT=sizes.ROW_SHARED, PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r,
+            FLAT=sizes.ROW_SHARED, PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r, TILES=tiles,
             num_warps=warps, registers=most,
         )  # fmt: skip
 
@@ -88,7 +92,8 @@ def turn(
             lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
             **common, **form, MANY=count > 1, PACKED=_dtype(x) if words else None,
             PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=_by_instructions(x),
-            BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h, words=2 * words, num_warps=warps,
+            LATE=sizes.LANES_LATE and again, BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h,
+            words=2 * words, num_warps=warps,
             registers=sizes.LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
         )  # fmt: skip
 
@@ -236,6 +241,13 @@ def _by_rows(plan: Plan, x: Tensor) -> bool:
     layout = plan.layout
     longest = sizes.ROW_FEATURES[x.element_size() == 4] // (1 if _piece(layout.features) >= 8 else 2)
     return plan.kind == SHARED and layout.last and layout.features <= longest
+
+
+def _row_tiles(layout: Layout, height: int, block_c: int) -> int:
+    """Tiles of ``height`` rows that a program turns one after the other: several of long rows, if there are many."""
+    walk = sizes.ROW_WALK
+    long = 1024 < block_c <= sizes.ROW_WALK_FEATURES and _piece(layout.features) >= 8
+    return max(1, walk // height) if long and layout.n * cdiv(layout.rows, walk) >= sizes.ROW_WALK_PROGRAMS else 1
 
 
 def _by_pairs(plan: Plan) -> bool:

@@ -158,6 +158,7 @@ def lanes_kernel(
     PACKED: tl.constexpr,
     PARTS: tl.constexpr,
     ASM: tl.constexpr,
+    LATE: tl.constexpr,
     BACKWARDS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -166,7 +167,8 @@ def lanes_kernel(
     """Features last, structured draws, y = x + tan θ · A(x − m) + w·s for a tile of rows.
 
     With PACKED, the dtype of the features, x and y hold two of them to a word. PARTS: they have 32 bits, and D is even.
-    MANY says whether there is more than one n. Rows beyond the last are that one again, and not stored.
+    MANY says whether there is more than one n. LATE: see `turn_words`. Rows beyond the last are that one again, and not
+    stored.
     """
     program = program_number(BACKWARDS)
     tiles = tl.cdiv(rows, BLOCK_R)
@@ -193,12 +195,12 @@ def lanes_kernel(
             if rare:
                 turn_words(
                     x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
-                    LANES, MEAN, SHIFT, True, PACKED, ASM, BLOCK_G, BLOCK_H,
+                    LANES, MEAN, SHIFT, True, PACKED, ASM, LATE, BLOCK_G, BLOCK_H,
                 )  # fmt: skip
             else:
                 turn_words(
                     x, y, mean, shift, w, k, t, state, row, present, offset, FEATURES,
-                    LANES, MEAN, SHIFT, False, PACKED, ASM, BLOCK_G, BLOCK_H,
+                    LANES, MEAN, SHIFT, False, PACKED, ASM, LATE, BLOCK_G, BLOCK_H,
                 )  # fmt: skip
         elif PARTS:
             if rare:

@@ -70,12 +70,15 @@ def turn_words(
     INSIDE: tl.constexpr,
     KIND: tl.constexpr,
     ASM: tl.constexpr,
+    LATE: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     """Pairs of groups from ``offset`` on, of features of the dtype KIND that lie two to a word.
 
     INSIDE: lanes may meet inside their group. Then those that are first in their pair are brought together before.
+    LATE: a mean or a shift, which caches hold, is asked for when all the features are on their way. Left alone, the
+    compiler asks for half of either, to make do with few registers, and waits for features twice.
     """
     half: tl.constexpr = LANES // 2
     groups = FEATURES // LANES
@@ -88,6 +91,8 @@ def turn_words(
     at_two = (row * (FEATURES // 2) + two * half)[:, :, :, None] + place
     u = flat(tl.load(x + at_one))
     v = flat(tl.load(x + at_two))
+    if LATE:
+        tl.debug_barrier()  # no load is moved across it
     word = tl.arange(0, u.shape[2])[None, None, :]
     mask = tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
     if INSIDE:

@@ -16,12 +16,19 @@ __all__ = ["rows_kernel"]
 
 
 @triton.jit
-def turned(own, other, t, sign, shift, w, SHIFT: tl.constexpr, WEIGHT: tl.constexpr):
-    """The turned features of rows: x + tan θ · s(x' − m') + w·shift, where ``other`` is x' − m'."""
-    value = own + t * sign * other
+def tile_of(x, tan, p, known, rows, tan_p, CACHE: tl.constexpr):
+    """The rows p, which are at ``x``, as they lie in memory, and the tangents of their angles."""
+    values = tl.load(x, (p < rows) & known[None, :], 0.0, cache_modifier=CACHE)
+    return values, tl.load(tan + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0, cache_modifier=CACHE)
+
+
+@triton.jit
+def store_turned(y, own, other, t, shift, weight, p, known, rows, weight_p, SHIFT: tl.constexpr, WEIGHT: tl.constexpr):
+    """Turned rows p, at ``y``: x + tan θ · s(x' − m') + w·shift, where ``other`` is s(x' − m')."""
+    value = own.to(tl.float32) + t.to(tl.float32) * other
     if SHIFT:
-        value += shift * w if WEIGHT else shift
-    return value
+        value += shift * tl.load(weight + p.to(tl.int64) * weight_p, mask=p < rows, other=0.0) if WEIGHT else shift
+    tl.store(y, value.to(y.dtype.element_ty), mask=(p < rows) & known[None, :])
 
 
 @triton.jit
@@ -80,6 +87,7 @@ def rows_kernel(
     PIECE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    TILES: tl.constexpr,
     BACKWARDS: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
@@ -87,46 +95,53 @@ def rows_kernel(
 
     That goes by 32 bits at a time. Of features of 16 bits, whose dtype is DTYPE, those of two rows go to a word; for
     features of 32 bits DTYPE is None. ``pieces`` times PIECE is their number: so the compiler knows what divides it.
-    MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`.
+    MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`. A program
+    has TILES tiles of rows: what is the same for all rows it reads once, and a tile while that before is turned.
     """
     features = pieces * PIECE
     height: tl.constexpr = BLOCK_R if DTYPE is None else 2 * BLOCK_R
-    tiles = tl.cdiv(rows, height)
+    strips = tl.cdiv(rows, TILES * height)
     program = program_number(BACKWARDS)
-    n = (program // tiles).to(tl.int64)
-    p = program % tiles * height + tl.arange(0, BLOCK_R)[:, None]
-    q = p + BLOCK_R
+    n = (program // strips).to(tl.int64)
+    p = program % strips * (TILES * height) + tl.arange(0, BLOCK_R)[:, None]
+    last = tl.minimum(program % strips * (TILES * height) + TILES * height, rows)
     c = tl.arange(0, BLOCK_C)
     known = c < features
     wait_if(FOLLOWS == AFTER)
     cache: tl.constexpr = ".cg" if FOLLOWS == BESIDE else ""
     at, step = (n * rows + p) * features + c[None, :], BLOCK_R * features
-    above, below = (p < rows) & known[None, :], (q < rows) & known[None, :]
     tan += n * tan_n
     weight += n * weight_n
-    one = tl.load(x + at, above, 0.0, cache_modifier=cache).to(tl.float32)
-    t = tl.load(tan + p.to(tl.int64) * tan_p, mask=p < rows, other=0.0, cache_modifier=cache).to(tl.float32)
+    one, t = tile_of(x + at, tan, p, known, last, tan_p, cache)
     if DTYPE is not None:
-        two = tl.load(x + at + step, below, 0.0, cache_modifier=cache).to(tl.float32)
-        u = tl.load(tan + q.to(tl.int64) * tan_p, mask=q < rows, other=0.0, cache_modifier=cache).to(tl.float32)
+        two, u = tile_of(x + at + step, tan, p + BLOCK_R, known, last, tan_p, cache)
     signed = tl.load(code + n * code_n + c, mask=known, other=0, cache_modifier=cache).to(tl.int32)
     partner = tl.where(signed == 0, c, tl.abs(signed) - 1)
     sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))[None, :]
     sign = -sign if ADJOINT else sign
     wait_if(FOLLOWS == BESIDE)
-    s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else sign
-    w = tl.load(weight + p.to(tl.int64) * weight_p, mask=p < rows, other=0.0) if WEIGHT else t
-    if DTYPE is None:
-        about = one - whole(mean, c, features, known, MEAN)[None, :] if MEAN else one
-        one = turned(one, exchange(about, partner, FLAT), t, sign, s, w, SHIFT, WEIGHT)
-    else:
-        m = partners_mean(mean, c, partner, features, known, MEAN, BLOCK_R == 1) if MEAN else 0.0
-        low, high = exchange_halves(one, two, partner, DTYPE, FLAT)
-        if MEAN:
-            low -= m
-            high -= m
-        v = tl.load(weight + q.to(tl.int64) * weight_p, mask=q < rows, other=0.0) if WEIGHT else u
-        one = turned(one, low, t, sign, s, w, SHIFT, WEIGHT)
-        two = turned(two, high, u, sign, s, v, SHIFT, WEIGHT)
-        tl.store(y + at + step, two.to(DTYPE), mask=below)
-    tl.store(y + at, one.to(y.dtype.element_ty), mask=above)
+    s = whole(shift, c, features, known, SHIFT)[None, :] if SHIFT else 0.0
+    m = 0.0
+    if MEAN and DTYPE is None:
+        m = whole(mean, c, features, known, MEAN)[None, :]
+    elif MEAN:
+        m = sign * partners_mean(mean, c, partner, features, known, MEAN, BLOCK_R == 1)
+    for _ in range(TILES):
+        here, there, own, angle = p, at, one, t
+        p += height
+        at += height * features
+        if TILES > 1:
+            one, t = tile_of(x + at, tan, p, known, last, tan_p, cache)
+        if DTYPE is None:
+            other = sign * exchange(own - m, partner, FLAT)
+        else:
+            second, second_angle = two, u
+            if TILES > 1:
+                two, u = tile_of(x + at + step, tan, p + BLOCK_R, known, last, tan_p, cache)
+            low, high = exchange_halves(own, second, partner, DTYPE, FLAT)
+            other = sign * low - m
+            store_turned(
+                y + there + step, second, sign * high - m, second_angle, s, weight, here + BLOCK_R, known, last,
+                weight_p, SHIFT, WEIGHT,
+            )  # fmt: skip
+        store_turned(y + there, own, other, angle, s, weight, here, known, last, weight_p, SHIFT, WEIGHT)

@@ -1,7 +1,6 @@
 """The sizes of GPU programs, and which of their ideas are in use.
 
-They were found by measurement on an H200; those of sums, of long rows, of structured turns and of registers by what a
-compiler makes of them for it. ``python -m benchmarks.centred --without`` measures them.
+They were found by measurement on an H200: ``python -m benchmarks.centred --without`` measures them.
 """
 
 from __future__ import annotations
@@ -29,6 +28,10 @@ ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
 tile have as many more of both. Whether in shared memory."""
 ROW_REGISTERS = 64
 """The most registers of a thread if a program has more than 8 warps, so that two run at once."""
+ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = 8, 4096, 1056
+"""Rows of more than 1024 features, up to so many, that a program turns about a mean one after the other, with twice the
+warps: what it has to know of features is read once, and the next rows while these are turned. One tile only where
+programs would be fewer: four times what run at once."""
 GATHER_TILE, GATHER_WARPS = 1024, (1, 2)
 """Elements of a program, and its warps on maps and with the features last."""
 LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
@@ -36,8 +39,10 @@ LANES_TILE, LANES_WARPS = (1024, 512, 4096), (1, 1, 4)
 features, if a power of two or not; and for more,"""
 LANES_BLOCKS = 2
 """pairs of groups that a thread turns of the same row, so that what depends on the row is worked out once for them,"""
-LANES_REGISTERS = 80, 80, 0
+LANES_REGISTERS = 64, 80, 0
 """and the most registers of a thread about a mean, 0 if there is no limit."""
+LANES_LATE = True
+"""Whether programs have asked for all their features of 16 bits before they load a mean or a shift."""
 LANES_WORDS, LANES_PARTS = True, True
 """Whether features of 16 bits are turned two to a word, and those of 32 bits in parts of 16 bytes."""
 LANES_ASM = isinstance(swap_words, triton.JITFunction) and torch.version.hip is None

@@ -1,0 +1,74 @@
+"""What noise beside BatchNorm did to trained networks: the variance shift, repairs of it, and co-adaptation."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rotationout.experiments.results import read_records
+from rotationout.report import shift, verdicts
+from rotationout.report.cells import spread
+
+from .cells import RESULTS, span
+
+__all__ = ["NAMES", "texts"]
+
+NAMES = {
+    "none": "none",
+    "Dropout-a, centred": "dropout_a",
+    "Dropout-b": "dropout_b",
+    "Dropout-b, centred": "dropout_b_centred",
+    "RotationOut-a": "rotation_a",
+    "RotationOut-b": "rotation_b",
+}
+"""What the rows of the table are called in the names of numbers."""
+
+
+def texts() -> dict[str, str]:
+    """By name."""
+    records = read_records(RESULTS, shift.RECIPE)
+    rows = shift.usable(records, "variance_shift")
+    accuracies = [{"row": row, "top1": _state(run)["top1"]} for row, runs in rows.items() for run in runs]
+    losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}
+    return {
+        "shift_table": shift.table(records).markdown(),
+        "shift_blocks_table": shift.blocks_table(records).markdown(),
+        "shift_compared": shift.compared_shift(records),
+        "shift_accuracy_compared": verdicts.verdict(accuracies, shift.RIVALS, "top1", "points"),
+        "shift_seeds": str(min(map(len, rows.values()))),
+        "shift_steps": f"{records[0]['steps']:,}",
+        "shift_loss_none": f"{losses.pop('none'):.2f}",
+        "shift_losses": span(list(losses.values())),
+        "coadaptation_table": shift.coadaptation_table(records).markdown(),
+        "coadaptation_compared": shift.compared_coadaptation(records),
+        **{key: text for row, runs in rows.items() for key, text in _row(NAMES[row], runs).items()},
+    }
+
+
+def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
+    """Numbers of one form of noise: r, what is stored before and after repairs, accuracy, and what repairs add."""
+    blocks = [statistics.fmean(block) for block in zip(*(_state(run)["r_mean"] for run in runs), strict=True)]
+    found = {
+        f"shift_r_{name}": spread([statistics.fmean(_state(run)["r_mean"]) for run in runs]),
+        f"shift_span_{name}": span(blocks),
+        f"shift_largest_{name}": spread([max(_state(run)["r_max"]) for run in runs]),
+    }
+    for state in shift.STATES:
+        measured = [_state(run, state) for run in runs if "top1" in _state(run, state)]
+        if not measured:
+            continue
+        stored = [one["stored_r_mean"] for one in measured]
+        gains = spread([_state(run, state)["top1"] - _state(run)["top1"] for run in runs])
+        found |= {
+            f"shift_top1_{state}_{name}": spread([one["top1"] for one in measured]),
+            f"shift_gain_{state}_{name}": gains.replace("-", "−") if gains.startswith("-") else f"+{gains}",
+            f"shift_stored_{state}_{name}": spread([statistics.fmean(blocks) for blocks in stored]),
+            f"shift_first_{state}_{name}": spread([blocks[0] for blocks in stored]),
+            f"shift_last_{state}_{name}": spread([blocks[-1] for blocks in stored]),
+        }
+    return found
+
+
+def _state(run: dict[str, Any], state: str = "trained") -> dict[str, Any]:
+    found: dict[str, Any] = run["variance_shift"]["states"][state]
+    return found
