@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", choices=["torch", "fused"], default=["torch", "fused"])
     parser.add_argument("--rows", nargs="+", default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement of steps")
+    parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help="time layers too")
     parser.add_argument("--streams", type=int, default=1, help="layers are timed on so many at once")
     parser.add_argument("--search", action="store_true", help="time other tiles")
     parser.add_argument("--tiles", nargs="+", type=parsed, default=[], metavar="KIND:CHANNELS=NUMBERS")
@@ -233,7 +234,10 @@ def main() -> None:
     if options.search:
         tried += [(kind, c, tile) for kind, table in SEARCHED.items() for c, some in table.items() for tile in some]
     record: dict[str, Any] = {"without": options.without, "streams": options.streams}
-    record |= {"layers": time_layers(options.streams), "tiles": time_tiles(tried, options.streams)}
+    record |= {
+        "layers": time_layers(options.streams) if options.layers else [],
+        "tiles": time_tiles(tried, options.streams),
+    }
     record |= {"steps": [], "tests": []}
     for row in options.rows if options.counts else []:
         for kernels in options.kernels:
