@@ -76,6 +76,11 @@ def _without_last() -> None:
     conditions.LAST = False
 
 
+def _without_registers() -> None:
+    for table in (tiles.CONVOLVED, tiles.WEIGHED):
+        table.update({channels: tile._replace(registers=0) for channels, tile in table.items()})
+
+
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
@@ -86,6 +91,7 @@ WITHOUT = {
     "settled": _without_settled,  # in tests: BatchNorm done by the convolution before it
     "images": _without_images,  # the first convolution, of images
     "strides": _without_strides,  # convolutions that halve maps
+    "registers": _without_registers,  # limits of what a thread may have
 }
 """What can be turned off."""
 
