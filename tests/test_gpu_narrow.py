@@ -13,7 +13,7 @@ from tests.test_gpu_training import _small as _small  # a fixture: one block a s
 from tests.test_training import TABLE, config, make
 
 from rotationout.experiments import networks, results, sweep
-from rotationout.experiments.narrow import batchnorm, conditions, handing
+from rotationout.experiments.narrow import batchnorm, conditions, handing, layers
 from rotationout.experiments.narrow.batchnorm import Normalisation
 from rotationout.experiments.narrow.convolution import Convolution, Fork
 from rotationout.experiments.narrow.convolving import Behind, convolve
@@ -132,6 +132,29 @@ def test_statistics_that_the_last_program_finishes_are_whole() -> None:
         )
         assert behind.counter == 0
         assert behind.batches == 100
+
+
+def test_a_layer_may_be_new_when_it_is_captured() -> None:
+    """Its statistics are whole in the graph, and in what is done before that is replayed."""
+    norm, other = (torch.nn.BatchNorm2d(16).cuda() for _ in range(2))
+    conv = torch.nn.Conv2d(16, 16, 3, padding=1, bias=False).cuda()
+    x = torch.randn(8, 16, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
+
+    def statistics(norm: torch.nn.Module) -> torch.Tensor:
+        with torch.no_grad():
+            found = layers.convolve(conv, x, norm=norm)[1]
+        assert found is not None
+        return found
+
+    expected = statistics(other).clone()  # kernels are compiled
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = statistics(norm)
+    torch.testing.assert_close(statistics(norm), expected, rtol=1e-4, atol=1e-4)
+    graph.replay()
+    torch.testing.assert_close(captured, expected, rtol=1e-4, atol=1e-4)  # about another running mean
+    assert norm.num_batches_tracked == 2
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])

@@ -133,3 +133,15 @@ def test_every_norm_has_a_counter_of_its_own() -> None:
     assert first.data_ptr() != second.data_ptr()
     assert first is conditions._counter(norms[0])
     assert first == second == 0
+
+
+def test_a_counter_of_a_graph_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the graph is replayed it may be any number, and whoever counts with it would never be the last."""
+    norm = layer(16)
+    monkeypatch.setattr(conditions, "_captured", lambda x: True)
+    of_graph = conditions._counter(norm)
+    monkeypatch.undo()
+    kept = conditions._counter(norm)
+    assert kept is not of_graph
+    monkeypatch.setattr(conditions, "_captured", lambda x: True)
+    assert conditions._counter(norm) is kept  # it is zero by now

@@ -68,11 +68,17 @@ def sums_for(norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual
 
 
 def _counter(norm: nn.BatchNorm2d) -> Tensor:
-    """A zero of this layer's own: nobody else counts with it while its statistics are taken."""
+    """A zero of this layer's own: nobody else counts with it while its statistics are taken.
+
+    One that is made while a CUDA graph is captured is that graph's alone: it is no zero before the graph is replayed,
+    and never if the capture fails.
+    """
     mean: Any = norm.running_mean
     counter = _counters.get(norm)
     if counter is None or counter.device != mean.device:
-        counter = _counters[norm] = torch.zeros((), dtype=torch.int32, device=mean.device)
+        counter = torch.zeros((), dtype=torch.int32, device=mean.device)
+        if not _captured(mean):
+            _counters[norm] = counter
     return counter
 
 
@@ -140,6 +146,11 @@ def _halved(x: Tensor) -> bool:
 
 def _on_gpu(x: Tensor) -> bool:
     return HAS_TRITON and x.is_cuda
+
+
+def _captured(x: Tensor) -> bool:
+    """Whether what is done with x is looked at for a CUDA graph, and not done."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _narrow(channels: int) -> bool:
