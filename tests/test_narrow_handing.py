@@ -152,8 +152,8 @@ def test_nothing_is_kept_after_it_was_used() -> None:
     history = y.grad_fn
     assert history.offer.x is x
     end = Convolution.apply(y, weights(16, 16))
-    assert history.offer is None
     end.backward(torch.ones_like(end))
+    assert history.offer is None
     assert history.answer._gradient is history.answer._totals is None
     unused = fused(layer(16), x, None, True)
     unused.backward(torch.ones_like(unused))

@@ -3,8 +3,9 @@
 The gradient of a convolution's input is that of the norm's output, as long as nobody else uses that. The kernel that
 computes it has all of it at hand, and can stop it where the ReLU did and take the sums over positions that the norm
 needs: a pass over the maps, and a launch, less. A norm *offers* what its gradients need where autograd keeps its
-output's history; the first convolution that reads the output as it is *takes* that; and the norm knows by the gradient
-that it is given whether the sums are of that.
+output's history; a convolution that reads the output as it is *takes* that; and the norm knows by the gradient that it
+is given whether the sums are of that. The offer stands until the norm's own gradients are found: a convolution that is
+done again, for a checkpoint, must keep what it kept before.
 
 To stop a gradient before the norm does changes nothing for the norm, whoever else uses its output: it would stop it
 again. What autograd shows for that output has then zeros where the ReLU had.
@@ -78,9 +79,5 @@ class Before(NamedTuple):
 
 
 def take(y: Tensor) -> Offer | None:
-    """What the norm that y comes from offers, if it comes straight from one, once."""
-    history = y.grad_fn
-    offer: Offer | None = getattr(history, "offer", None) if HANDED else None
-    if offer is not None:
-        history.offer = None  # type: ignore[union-attr]
-    return offer
+    """What the norm that y comes from offers, if it comes straight from one."""
+    return getattr(y.grad_fn, "offer", None) if HANDED else None
