@@ -21,7 +21,7 @@ run: .venv/ready
 
 test: lint types .venv/ready .venv-core/ready
 	$(BIN)/python $(PYTEST)
-	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py tests/test_triton_sums.py tests/test_triton_draws.py tests/test_step_kernels.py tests/test_narrow.py tests/test_narrow_convolution.py tests/test_narrow_norm.py
+	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py tests/test_triton_sums.py tests/test_triton_draws.py tests/test_step_kernels.py tests/test_narrow*.py
 	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/cli/*' --ignore-glob='*/experiments/*' --ignore-glob='*/linear/*' --ignore-glob='*/report/*'
 
 lint: .venv/ready
