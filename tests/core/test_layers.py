@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -245,6 +246,47 @@ def test_a_noise_whose_gradient_needs_the_running_mean_has_it_as_it_was() -> Non
     y = layer(x)
     assert layer.running_mean.tolist() == [5.0, 5.0]
     assert torch.autograd.grad(y.sum(), x)[0].unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("rows", [8, 20000])
+def test_second_derivatives_and_tangents_do_not_see_that_a_running_mean_has_moved(rows: int) -> None:
+    """Few rows and many, which other implementations turn."""
+    module = ro.RotationOut(0.5, center="running", num_features=6, momentum=1.0).double()
+    plain = ro.RotationOut(0.5).double()
+    x = torch.randn(rows, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn_like(x)
+    found = []
+    for layer in (module, plain):
+        torch.manual_seed(0)
+        turned = layer(x) * weight
+        (first,) = torch.autograd.grad((turned**2).sum() / 2, x, create_graph=True)
+        (second,) = torch.autograd.grad(first, x, weight)
+        torch.manual_seed(0)
+        with torch.autograd.forward_ad.dual_level():
+            dual = layer(torch.autograd.forward_ad.make_dual(x.detach(), weight))
+            found.append((first, second, torch.autograd.forward_ad.unpack_dual(dual).tangent))
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(module.running_mean, x.detach().mean(0))
+
+
+def test_a_running_mean_that_stands_in_for_the_layers_own_is_the_one_that_follows() -> None:
+    module = ro.RotationOut(0.5, center="running", num_features=6)
+    x, other = torch.randn(8, 6), torch.ones(6)
+    torch.func.functional_call(module, {"running_mean": other}, (x,))
+    assert torch.equal(module.running_mean, torch.zeros(6))
+    torch.testing.assert_close(other, 0.9 + 0.1 * x.mean(0))
+
+
+def test_layers_side_by_side_have_a_running_mean_each() -> None:
+    layers = [ro.RotationOut(0.5, center="running", num_features=6) for _ in range(3)]
+    _, means = torch.func.stack_module_state(layers)
+    x = torch.randn(3, 8, 6)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        torch.func.vmap(
+            lambda buffers, one: torch.func.functional_call(layers[0], buffers, (one,)), randomness="different"
+        )(means, x)
+    torch.testing.assert_close(means["running_mean"], 0.1 * x.mean(1))
 
 
 @pytest.mark.parametrize(
