@@ -84,7 +84,7 @@ def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> Non
         if program is None:
             if len(_followers) >= 1024:
                 _followers.clear()
-            program = _followers[key] = choose.finish(parts.size(1), parts.size(0), momentum)
+            program = _followers[key] = choose.finish(parts.size(1), parts.size(0), float(momentum))
         program(parts, running)
     torch.autograd.graph.increment_version(running)  # autograd is to know that it was written to
 
