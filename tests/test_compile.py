@@ -46,6 +46,18 @@ def test_one_graph_serves_a_whole_schedule(name: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_masked_batches_of_any_size_are_compiled_and_a_running_mean_follows_them(dynamic: bool | None) -> None:
+    """Batches come first whose sizes the compiler learns to be any, then masks whose sizes it has not seen."""
+    layer = ro.RotationOut(0.3, center="running", num_features=6, momentum=1.0)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows, masked in ((50, False), (5, False), (5, True), (7, True), (0, False)):
+        x, mask = torch.randn(rows, 6), torch.arange(rows) % 3 != 1 if masked else None
+        expected = x[mask].mean(0) if masked else x.mean(0) if rows else layer.running_mean.clone()
+        compiled(x, mask)
+        torch.testing.assert_close(layer.running_mean, expected)
+
+
 def test_compiled_noise_is_fresh_follows_p_and_its_gradient_is_right() -> None:
     """The operator is linear, so ⟨grad, x⟩ = ⟨1, y⟩ whatever the draw."""
     for layer, shape in LAYERS.values():

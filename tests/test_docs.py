@@ -124,6 +124,12 @@ def test_what_pages_say_in_words_is_so() -> None:
     assert all(max(values) - min(values) < 0.005 for values in accuracy.values())
     assert max(accuracy["rotationout"]) < accuracy["none"][0]
 
+    # negative_results.md: in detection no noise is ahead of none, and rotations without blocks are last; single runs.
+    precision = {run["row"]: run["ap"] for run in read_records(ROOT / "results", "bccd")}
+    assert len(precision) == len(read_records(ROOT / "results", "bccd"))
+    assert max(precision, key=lambda row: precision[row]) == "none"
+    assert min(precision, key=lambda row: precision[row]) == "rotation"
+
     # negative_results.md: a ramp brought nothing, nor do other norms at small batch sizes.
     protocol = {run["row"]: run["last10_top1"] for run in read_records(ROOT / "results", "cifar100_resnet110_protocol")}
     ramps = {row: row.replace(", ramp", ", no ramp") for row in protocol if ", ramp" in row}

@@ -3,6 +3,7 @@
 Numbers are filled in from records when pages are built; these are the sentences around them.
 """
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def test_every_row_has_its_runs() -> None:
     for row, runs in ROWS.items():
         assert sorted(run["seed"] for run in runs) == [0, 1, 2], row
         assert all(len(one["r_mean"]) == 18 for one in states(row))
+
+
+def test_how_far_variances_are_shifted_in_each_place() -> None:
+    """reproducing.md, its first sentence on Figure 2: about twice, and about one and a half times."""
+    for rows, factor in ((BEFORE_NORM, 2.0), (BEFORE_CONVOLUTION, 1.5)):
+        assert all(abs(value - factor) < 0.15 for row in rows for value in mean(row))
 
 
 def test_the_shift_by_block_and_form() -> None:
@@ -107,11 +114,12 @@ def test_what_repairs_do_to_accuracy(row: str) -> None:
     assert min(again) > 0 if row in BEFORE_NORM else -1 < min(again) <= max(again) < 0
 
 
-def test_noise_before_batchnorm_repaired_is_where_noise_before_the_convolution_is() -> None:
-    for repaired, other in (("Dropout-a, centred", "Dropout-b"), ("RotationOut-a", "RotationOut-b")):
+def test_noise_before_batchnorm_is_behind_noise_before_the_convolution_repaired_or_not() -> None:
+    for repaired, other in (("Dropout-a, centred", "Dropout-b, centred"), ("RotationOut-a", "RotationOut-b")):
         after, trained = ([run["top1"] for run in found] for found in (states(repaired, "recalibrated"), states(other)))
         assert p_value(after, trained) > LEVEL
         assert statistics.fmean(after) < statistics.fmean(trained)
+        assert max(run["top1"] for run in states(repaired)) < min(trained), "as trained it is behind in every run"
 
 
 def test_so_much_noise_costs_accuracy() -> None:
@@ -123,6 +131,8 @@ def test_networks_trained_with_noise_are_more_coadapted() -> None:
     """reproducing.md and negative_results.md: on average with every form, and in most blocks in every run."""
     found = {row: [run["coadaptation"]["value"] for run in runs] for row, runs in ROWS.items()}
     means = {row: [statistics.fmean(run) for run in runs] for row, runs in found.items()}
+    assert sum(len(means[row]) for row in NOISY) == 15
+    assert math.comb(15 + 3, 3) == 816, "ways for any three of eighteen to be the lowest"
     by_block = {row: [list(block) for block in zip(*runs, strict=True)] for row, runs in found.items()}
     for row in NOISY:
         assert min(means[row]) > max(means["none"])
@@ -130,3 +140,22 @@ def test_networks_trained_with_noise_are_more_coadapted() -> None:
         assert above(by_block[row], by_block["none"]).count(True) > 9
         below = [place for place, is_below in enumerate(above(by_block["none"], by_block[row])) if is_below]
         assert below == ([0] if row.startswith("RotationOut") else []), "RotationOut in the first block alone"
+
+
+def test_not_every_p_value_holds_against_all_of_them() -> None:
+    """reproducing.md says how many there are, and that some are above what would be needed then."""
+    coadapted = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in ROWS.items()}
+    accurate = {row: [run["top1"] for run in states(row)] for row in ROWS}
+    found = [
+        p_value(ours, theirs)
+        for row, rival in shift.RIVALS.items()
+        for ours, theirs in (
+            (mean(row), mean(rival)),
+            (coadapted[row], coadapted[rival]),
+            (accurate[row], accurate[rival]),
+            (accurate[row], accurate["none"]),
+        )
+    ]
+    found += [p_value(coadapted[row], coadapted["none"]) for row in NOISY]
+    assert len(found) == 13
+    assert any(LEVEL / len(found) < p < LEVEL for p in found)

@@ -140,11 +140,11 @@ def test_the_verdict_counts_what_is_clear(results: Path) -> None:
     said = shift.verdict(records)
     (alone,) = [r for r in records if r["row"] == "Dropout-b" and r["seed"] == 0]
     sure = [alone, {**alone, "seed": 1}]
-    assert "taken again: 1 gain and 0 losses in 1 form." in shift.verdict(sure)
-    assert "× keep rate: 0 gains and 1 loss in 1 form;" in shift.verdict(sure)
-    assert "× keep rate: 0 gains and 2 losses in 3 forms; closed form: 0 gains and 0 losses in 2 forms" in said
-    assert said.endswith("taken again: 3 gains and 0 losses in 3 forms.")
-    assert "taken again: 0 gains and 0 losses in 3 forms" in shift.verdict([r for r in records if r["seed"] == 0])
+    assert "taken again: better with 1, worse with 0 of 1." in shift.verdict(sure)
+    assert "× keep rate: better with 0, worse with 1 of 1;" in shift.verdict(sure)
+    assert "× keep rate: better with 0, worse with 2 of 3; closed form: better with 0, worse with 0 of 2;" in said
+    assert "taken again: better with 3, worse with 0 of 3." in said
+    assert "taken again: better with 0, worse with 0 of 3." in shift.verdict([r for r in records if r["seed"] == 0])
 
 
 def test_the_table_of_blocks_says_where_the_shift_is_most(results: Path) -> None:
@@ -186,16 +186,16 @@ def test_rotations_are_compared_with_dropout_in_the_same_place(results: Path) ->
         record["variance_shift"]["states"]["trained"]["r_mean"] = [value, value]
         record["coadaptation"]["value"] = [value, value]
     assert shift.compared_shift(records) == (
-        "RotationOut-a is ahead of Dropout-a, centred (−0.50 in mean r, p < 0.001)."
+        "RotationOut-a is below Dropout-a, centred (−0.50 in mean r, p < 0.001)."
     ), "without noise there is nothing to shift"
     assert shift.compared_coadaptation(records) == (
-        "RotationOut-a is behind none (+0.50 in mean co(x), p < 0.001), "
-        "ahead of Dropout-a, centred (−0.50 in mean co(x), p < 0.001)."
+        "RotationOut-a is above none (+0.50 in mean co(x), p < 0.001), "
+        "below Dropout-a, centred (−0.50 in mean co(x), p < 0.001)."
     )
     *_, said = shift.section("Figure 2", records).prose
-    assert said.endswith(f"{shift.compared_shift(records)} {shift.compared_coadaptation(records)}")
+    assert said.startswith(f"{shift.compared_shift(records)} {shift.compared_coadaptation(records)}")
     alone = [record for record in records if record["row"] == "none"]
-    assert "ahead" not in "".join(shift.section("Figure 2", alone).prose)
+    assert "below" not in "".join(shift.section("Figure 2", alone).prose)
     assert shift.compared_shift(alone) == shift.compared_coadaptation(alone) == shift.compared_shift([]) == ""
 
 

@@ -201,25 +201,29 @@ def test_rows_meet_in_shared_memory_or_by_shuffles(
     assert all(program.constants["FLAT"] == shared for program in programs)
 
 
+def assert_turned_about_all(x: Tensor, mean: Tensor, weight: Tensor, pairing_per: str, adjoint: bool) -> None:
+    """Rows about the origin, a mean that is given, and the batch's, with rows of weight 0 and without."""
+    tan, index, _ = new_draw(x, 2, "table", pairing_per, "row")
+    for about in (None, mean):
+        expected = reference.rotate(x.float(), about, tan, index, None, 2, adjoint)
+        assert_near(rotate(x, about, tan, index, None, 2, adjoint), expected, x.dtype)
+    for rows in (None, weight):
+        angles = tan if rows is None else tan * rows
+        expected = reference.rotate_centred(x.float(), rows, angles, index, None, 2, adjoint)
+        assert_near(rotate_centred(x, rows, angles, index, None, 2, adjoint), expected, x.dtype)
+
+
 @pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize("features", [1025, 2100, 4096, 4097, 5000])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_rows_meet_in_shared_memory(features: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """About the origin, a mean that is given, and the batch's, with rows of weight 0 and without."""
     torch.manual_seed(16)
     monkeypatch.setattr(arrangements, "_plans", {})
     x = (torch.randn(2, 3, features, device=DEVICE) + 1).to(dtype)
     mean = torch.randn(features, device=DEVICE)
     weight = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], device=DEVICE)
     for adjoint, pairing_per in ((False, "example"), (True, "batch")):
-        tan, index, _ = new_draw(x, 2, "table", pairing_per, "row")
-        for about in (None, mean):
-            expected = reference.rotate(x.float(), about, tan, index, None, 2, adjoint)
-            assert_near(rotate(x, about, tan, index, None, 2, adjoint), expected, dtype)
-        for rows in (None, weight):
-            angles = tan if rows is None else tan * rows
-            expected = reference.rotate_centred(x.float(), rows, angles, index, None, 2, adjoint)
-            assert_near(rotate_centred(x, rows, angles, index, None, 2, adjoint), expected, dtype)
+        assert_turned_about_all(x, mean, weight, pairing_per, adjoint)
     kernels = {program.kernel for plan, _ in arrangements._plans.values() for program in plan.programs.values()}
     assert kernels == {gather_kernel if features == 4097 else rows_kernel}
 
@@ -238,14 +242,7 @@ def test_a_program_turns_long_rows_one_after_the_other(
     mean = torch.randn(shape[2], device=DEVICE)
     weight = (torch.arange(shape[0] * shape[1], device=DEVICE) % 4 != 1).float().view(shape[:2])
     for adjoint in (False, True):
-        tan, index, _ = new_draw(x, 2, "table", "example", "row")
-        for about in (None, mean):
-            expected = reference.rotate(x.float(), about, tan, index, None, 2, adjoint)
-            assert_near(rotate(x, about, tan, index, None, 2, adjoint), expected, dtype)
-        for rows in (None, weight):
-            angles = tan if rows is None else tan * rows
-            expected = reference.rotate_centred(x.float(), rows, angles, index, None, 2, adjoint)
-            assert_near(rotate_centred(x, rows, angles, index, None, 2, adjoint), expected, dtype)
+        assert_turned_about_all(x, mean, weight, "example", adjoint)
     programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
     assert {program.kernel for program in programs} == {rows_kernel}
     tiles = {program.constants["BACKWARDS"]: program.constants["TILES"] for program in programs}

@@ -72,6 +72,29 @@ def test_a_momentum_that_differs_by_feature_is_left_to_torch() -> None:
     assert running.tolist() == [0.0, 1.0, 2.0]
 
 
+def test_a_running_mean_that_autograd_follows_is_left_to_torch() -> None:
+    """One that stands in for a buffer, say, by ``torch.func.functional_call``."""
+    start, parts = torch.zeros(3, device=DEVICE, requires_grad=True), torch.ones(2, 3, device=DEVICE)
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        follow_mean(start, parts, 0.25)
+    running = start * 1
+    follow_mean(running, parts, 0.25)
+    assert running.tolist() == [0.5, 0.5, 0.5]
+    assert torch.autograd.grad(running.sum(), start)[0].tolist() == [0.75, 0.75, 0.75]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_running_mean_follows_more_parts_than_a_program_adds_at_once(size: int) -> None:
+    """From where it lies, aligned or not, contiguous or not."""
+    torch.manual_seed(18)
+    parts = torch.randn(1500, 11, device=DEVICE)
+    memory = torch.ones(2 * 11 + 1, device=DEVICE)
+    running = memory[1::size][:11]
+    follow_mean(running, parts, 0.25)
+    torch.testing.assert_close(running, 0.75 + 0.25 * parts.sum(0), rtol=1e-4, atol=1e-4)
+    assert (memory == 1).sum() == memory.numel() - 11, "nothing else is written to"
+
+
 def test_a_running_mean_of_64_bits_keeps_them() -> None:
     """Also where features have fewer."""
     running, parts = torch.full((3,), 1 / 3, dtype=torch.float64, device=DEVICE), torch.ones(3, 3, device=DEVICE)

@@ -111,7 +111,7 @@ CASES: dict[str, list[Case]] = {
         )
         for noise, norm, message in [
             (nn.Dropout(0.5), nn.BatchNorm1d(8), r"BatchNorm1d 2.*with recalibrate_batchnorm_\(model"),
-            (ro.nn.CentredDropout(0.5), nn.BatchNorm1d(8), "correct_batchnorm_ or recalibrate"),
+            (ro.nn.CentredDropout(0.5), nn.BatchNorm1d(8), r"with recalibrate_batchnorm_\(model"),
             (ro.RotationOut(0.5), nn.LayerNorm(8), "LayerNorm 2, whose output has a smaller share"),
             (nn.Dropout(0.5), nn.GroupNorm(2, 8), "GroupNorm 2, whose output"),
         ]

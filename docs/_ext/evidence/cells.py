@@ -29,5 +29,6 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def span(values: Sequence[float], digits: int = 2) -> str:
-    """The least and the most of numbers."""
-    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+    """The least and the most of numbers; one of them where both read the same."""
+    least, most = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return least if least == most else f"{least} to {most}"

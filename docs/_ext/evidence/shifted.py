@@ -29,18 +29,25 @@ def texts() -> dict[str, str]:
     records = read_records(RESULTS, shift.RECIPE)
     rows = shift.usable(records, "variance_shift")
     accuracies = [{"row": row, "top1": _state(run)["top1"]} for row, runs in rows.items() for run in runs]
+    compared = shift.compared_shift(records), shift.compared_coadaptation(records)
+    accuracy = verdicts.verdict(accuracies, shift.RIVALS, "top1", "points")
+    tests = sum(text.count("p = ") + text.count("p < ") for text in (*compared, accuracy))
+    tests += sum(row not in ("none", *shift.RIVALS) for row in rows)  # these are in the table of co-adaptation alone
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}
     return {
         "shift_table": shift.table(records).markdown(),
         "shift_blocks_table": shift.blocks_table(records).markdown(),
-        "shift_compared": shift.compared_shift(records),
-        "shift_accuracy_compared": verdicts.verdict(accuracies, shift.RIVALS, "top1", "points"),
+        "shift_compared": compared[0],
+        "shift_accuracy_compared": accuracy,
+        "shift_runs": str(sum(map(len, rows.values()))),
+        "shift_tests": str(tests),
+        "shift_corrected": f"{verdicts.LEVEL / tests:.3f}",
         "shift_seeds": str(min(map(len, rows.values()))),
         "shift_steps": f"{records[0]['steps']:,}",
         "shift_loss_none": f"{losses.pop('none'):.2f}",
         "shift_losses": span(list(losses.values())),
         "coadaptation_table": shift.coadaptation_table(records).markdown(),
-        "coadaptation_compared": shift.compared_coadaptation(records),
+        "coadaptation_compared": compared[1],
         **{key: text for row, runs in rows.items() for key, text in _row(NAMES[row], runs).items()},
     }
 

@@ -23,11 +23,12 @@ def _layers() -> dict[str, str]:
     by_tensor: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_tensor.setdefault(row["tensor"], {})[row["noise"]] = row
-    structured, authors, kept, dropped, called = [], [], [], [], []
+    structured, centred, authors, kept, dropped, called = [], [], [], [], [], []
     for noises in by_tensor.values():
         base = noises["nn.Dropout"]
         ours = noises.get("structured per example", noises["structured per row"])
         structured.append(ours["captured_us"][0] / base["captured_us"][0])
+        centred.append(noises["batch mean"]["captured_us"][0] / base["captured_us"][0])
         authors.append(noises["authors' formula"]["captured_us"][0] / base["captured_us"][0])
         called.append(ours["both_us"][0] / base["both_us"][0])
         kept.append(ours["bytes_kept"] / 1e6)
@@ -38,6 +39,7 @@ def _layers() -> dict[str, str]:
         "gpu_table": gpu_table(),
         "cpu_table": cpu_table(),
         "gpu_structured": span(structured),
+        "gpu_centred": span(centred),
         "gpu_called": span(called),
         "gpu_authors": span(authors, 0),
         "gpu_kept": span(kept, 1),

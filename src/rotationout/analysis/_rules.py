@@ -18,9 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
 from ..nn import (
-    CentredDropout,
     Cutout,
-    GaussianDropout,
     NoisyGRU,
     NoisyLSTM,
     RotationOutSequence,
@@ -89,13 +87,10 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
                 "testing; move the noise behind it",
             )
             continue
-        elementwise = isinstance(link.noise, CentredDropout | GaussianDropout | Uout)
-        centred = (elementwise or isinstance(link.noise, _RotationOutNd)) and cast(Any, link.noise).center is not None
-        repair = "correct_batchnorm_ or recalibrate_batchnorm_" if centred else "recalibrate_batchnorm_(model, batches)"
         yield (
             link.source,
             f"straight before {kind}, which records the variance of noisy features and divides clean ones by it; "
-            f"move the noise behind it, or repair it with {repair}",
+            "move the noise behind it, or repair it with recalibrate_batchnorm_(model, batches)",
         )
 
 

@@ -81,7 +81,8 @@ def check_batch(x: Tensor, weight: Tensor | None, axis: int, dim: int) -> None:
 def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether a tensor of the one shape can be expanded to the other."""
     missing = len(target) - len(shape)
-    return missing >= 0 and all(n in (1, m) for n, m in zip(shape, target[missing:], strict=True))
+    # Not "in": torch.compile does not find a size that it knows beside one that it does not.
+    return missing >= 0 and all(n == 1 or n == m for n, m in zip(shape, target[missing:], strict=True))
 
 
 def mask_weight(mask: Tensor, x: Tensor, axis: int) -> Tensor:

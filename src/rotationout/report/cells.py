@@ -8,7 +8,7 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 
-__all__ = ["by_row", "differs", "marked", "p_value", "significance", "spread"]
+__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "significance", "spread"]
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -44,6 +44,22 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     # From the statistics, not the values: of a side that does not vary scipy would warn that digits are lost.
     found = ttest_ind_from_stats(*mean_sd(one), len(one), *mean_sd(other), len(other), equal_var=False)
     return float(found.pvalue)
+
+
+def paired_p_value(differences: Sequence[float]) -> float:
+    """Student's two-sided t-test of differences within pairs against none; NaN where there are fewer than two.
+
+    >>> round(paired_p_value([1.0, 2.0, 3.0]), 3), paired_p_value([1.0, 1.0]), paired_p_value([0.0, 0.0])
+    (0.074, 0.0, 1.0)
+    >>> paired_p_value([1.0])
+    nan
+    """
+    from scipy.stats import t
+
+    mean, sd = mean_sd(differences)
+    if sd == 0:
+        return float(mean == 0)
+    return float(2 * t.sf(abs(mean) / (sd / len(differences) ** 0.5), len(differences) - 1))
 
 
 def significance(one: Sequence[float], other: Sequence[float]) -> str:

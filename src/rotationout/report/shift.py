@@ -10,7 +10,7 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes.cifar100 import TABLES
 from . import style, verdicts
-from .cells import by_row, significance, spread
+from .cells import by_row, paired_p_value, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
@@ -40,8 +40,6 @@ R_KEYS = ("r_mean", "r_max")
 """r of a block in the records: mean over channels, and the largest of them."""
 RIVALS = {"RotationOut-a": "Dropout-a, centred", "RotationOut-b": "Dropout-b, centred"}
 """Rotations about the mean, and Dropout about the mean of the same strength in the same place."""
-CLEAR = 3.0
-"""A gain of so many standard errors is called one; there are a dozen of them."""
 
 
 def usable(records: Sequence[dict[str, Any]], study: str) -> dict[str, list[dict[str, Any]]]:
@@ -90,22 +88,18 @@ def blocks_table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
-    """Whether repairs help, in a sentence: for how many forms of noise each is clearly a gain, or a loss."""
+    """Whether repairs help, in a sentence: with how many forms of noise each makes accuracy better, or worse."""
+    noisy = {row: runs for row, runs in usable(records, "variance_shift").items() if row != "none"}
     parts = []
     for repair, label in STATES.items():
-        gains = [
-            (*mean_sd(gain), len(gain))
-            for row, runs in usable(records, "variance_shift").items()
-            if row != "none"
-            and repair != "trained"
-            and (gain := _gains([run["variance_shift"]["states"] for run in runs], repair))
-        ]
-        clear = [mean > 0 for mean, sd, n in gains if abs(mean) > CLEAR * sd / math.sqrt(n)]  # never of one run
-        if gains:
-            won, lost = clear.count(True), clear.count(False)
-            counts = f"{won} gain{'s' * (won != 1)} and {lost} loss{'es' * (lost != 1)}"
-            parts.append(f"{label}: {counts} in {len(gains)} form{'s' * (len(gains) != 1)}")
-    return f"Test accuracy after a repair, by more than {CLEAR:g} standard errors. {'; '.join(parts)}."
+        gains = [_gains([run["variance_shift"]["states"] for run in runs], repair) for runs in noisy.values()]
+        gains = [gain for gain in gains if gain]
+        if repair == "trained" or not gains:
+            continue
+        told = [statistics.fmean(gain) > 0 for gain in gains if paired_p_value(gain) < verdicts.LEVEL]
+        parts.append(f"{label}: better with {told.count(True)}, worse with {told.count(False)} of {len(gains)}")
+    rule = f"A change counts if p < {verdicts.LEVEL} in a paired t-test."
+    return f"Test accuracy after a repair, by forms of noise. {'; '.join(parts)}. {rule}"
 
 
 def compared_shift(records: Sequence[dict[str, Any]]) -> str:
@@ -156,8 +150,8 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
     ]
     sides = [said for said in (compared_shift(records), compared_coadaptation(records)) if said]
     if sides:
-        less = "Of r, and of co(x) of the blocks’ outputs without noise, less is better: a row with less is ahead."
-        prose.append(" ".join([less, *sides]))
+        less = "Of r, and of co(x), the co-adaptation of the blocks’ outputs without noise, less is better."
+        prose.append(" ".join([*sides, less]))
     return Section(
         title,
         prose,
@@ -171,7 +165,7 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
 def _compared(scores: Mapping[str, Sequence[float]], unit: str) -> str:
     """`verdicts.verdict` on one number of each run, of which less is better."""
     runs = [{"row": row, "score": score} for row, values in scores.items() for score in values]
-    return verdicts.verdict(runs, RIVALS, "score", unit, lower=True)
+    return verdicts.verdict(runs, RIVALS, "score", unit, lower=True, words=("below", "above"))
 
 
 def _mean_shift(runs: Sequence[dict[str, Any]]) -> list[float]:

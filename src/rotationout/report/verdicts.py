@@ -18,10 +18,18 @@ MEANING = (
     "tells some apart."
 )
 """What the words here stand for."""
+RACE = ("ahead of", "behind")
 
 
-def compared(ours: Sequence[float], others: Mapping[str, Sequence[float]], unit: str, *, lower: bool = False) -> str:
-    """Where scores stand beside those of others; ``lower`` ones may be the better ones.
+def compared(
+    ours: Sequence[float],
+    others: Mapping[str, Sequence[float]],
+    unit: str,
+    *,
+    lower: bool = False,
+    words: tuple[str, str] = RACE,
+) -> str:
+    """Where scores stand beside those of others; ``lower`` ones may be the better ones, for which the first word is.
 
     >>> compared([6.0, 6.2, 6.1], {"none": [9.1, 9.0, 9.2], "locked": [6.0, 6.3, 6.2]}, "edits", lower=True)
     'ahead of none (−3.00 edits, p < 0.001), not told apart from locked (−0.07 edits, p = 0.567)'
@@ -33,7 +41,7 @@ def compared(ours: Sequence[float], others: Mapping[str, Sequence[float]], unit:
     found: dict[str, list[str]] = {}
     for other, theirs in others.items():
         difference, p = mean_sd(ours)[0] - mean_sd(theirs)[0], p_value(ours, theirs)
-        place = "level with" if difference == 0 else "ahead of" if (difference < 0) == lower else "behind"
+        place = "level with" if difference == 0 else words[(difference < 0) != lower]
         chance = " in single runs" if min(len(ours), len(theirs)) < 2 else ""
         if not math.isnan(p):  # it is one for runs that are all the same, too
             chance = f", p = {significance(ours, theirs)}".replace("= <", "<")
@@ -44,7 +52,13 @@ def compared(ours: Sequence[float], others: Mapping[str, Sequence[float]], unit:
 
 
 def verdict(
-    records: Sequence[dict[str, Any]], rivals: Mapping[str, str], score: str, unit: str, *, lower: bool = False
+    records: Sequence[dict[str, Any]],
+    rivals: Mapping[str, str],
+    score: str,
+    unit: str,
+    *,
+    lower: bool = False,
+    words: tuple[str, str] = RACE,
 ) -> str:
     """How rows did beside no noise and beside their rivals, a sentence for each row; "" where nothing can be said.
 
@@ -54,6 +68,7 @@ def verdict(
         score: what is compared, by its name in the records. Those that lack it yet are left out.
         unit: what scores are counted in.
         lower: whether lower ones are better.
+        words: for a score that is better, and for one that is not.
 
     >>> runs = [("none", 9.1), ("none", 9.2), ("locked", 7.0), ("locked", 8.0), ("turned", 6.1), ("turned", 6.3)]
     >>> records = [{"row": row, "distance": edits} for row, edits in runs]
@@ -66,5 +81,6 @@ def verdict(
     for row, rival in rivals.items():
         others = {other: scores[other] for other in ("none", rival) if scores.get(other)}
         if scores.get(row) and others:
-            sentences.append(f"{row[0].upper()}{row[1:]} is {compared(scores[row], others, unit, lower=lower)}.")
+            said = compared(scores[row], others, unit, lower=lower, words=words)
+            sentences.append(f"{row[0].upper()}{row[1:]} is {said}.")
     return " ".join(sentences)

@@ -73,8 +73,9 @@ _followers: dict[tuple[object, ...], Program] = {}
 
 def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> None:
     """See `rotationout.kernels.reference.follow_mean`: in one launch."""
-    fits = sizes.FOLLOW and running.device == parts.device and running.is_contiguous()
-    if isinstance(momentum, Tensor) or not fits or running.dtype == torch.float64:  # the program computes in fp32
+    plain = running.device == parts.device and running.is_contiguous() and not running.requires_grad
+    narrow = running.dtype != torch.float64  # the program computes in fp32
+    if isinstance(momentum, Tensor) or not (sizes.FOLLOW and plain and narrow):
         reference.follow_mean(running, parts, momentum)
         return
     key = parts.shape, momentum, running.dtype, running.device
@@ -83,7 +84,7 @@ def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> Non
         if program is None:
             if len(_followers) >= 1024:
                 _followers.clear()
-            program = _followers[key] = choose.finish(parts.size(1), parts.size(0), momentum)
+            program = _followers[key] = choose.finish(parts.size(1), parts.size(0), float(momentum))
         program(parts, running)
     torch.autograd.graph.increment_version(running)  # autograd is to know that it was written to
 
