@@ -1,6 +1,7 @@
 """The sizes of GPU programs, and which of their ideas are in use.
 
-They were found by measurement on an H200: ``python -m benchmarks.centred --without`` measures them.
+Most were found by measurement on an H200, limits of registers and when long rows are walked by what a compiler makes of
+them for it. ``python -m benchmarks.centred --without`` measures what single ones are worth.
 """
 
 from __future__ import annotations
