@@ -14,22 +14,23 @@ from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100, detection, images, speech
 from rotationout.recipes.search import SEARCH, STRONG
-from rotationout.report import digits, ghost, reproduced, search, shift, small_batch, table4, verdicts
+from rotationout.report import digits, ghost, reproduced, search, shift, small_batch, table1, table4, verdicts
 from rotationout.report.cells import by_row
 from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
 
-__all__ = ["PROTOCOL", "texts"]
+__all__ = ["PROTOCOL", "TABLE1", "texts"]
 
 PROTOCOL = "cifar100_resnet110_protocol"
+TABLE1 = "cifar100_resnet110_authors"
 ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_digits(), **_small_batch(), **_protocol(), **_tables(), **_studies(), **_speech()}
+    return {**_digits(), **_small_batch(), **_protocol(), **_table1(), **_tables(), **_studies(), **_speech()}
 
 
 def _digits() -> dict[str, str]:
@@ -77,6 +78,22 @@ def _protocol() -> dict[str, str]:
         "protocol_decay_effects": f"{min(decay.values()):.2f} to {max(decay.values()):.2f}",
         "protocol_p": f"{first['p']:g}",
         "protocol_spread": f"{max(means.values()) - min(means.values()):.2f}",
+    }
+
+
+def _table1() -> dict[str, str]:
+    """What Table 1 has beside its numbers: how RotationOut did, and what co-adaptation its networks have."""
+    records = read_records(RESULTS, TABLE1)
+    losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in by_row(records).items()}
+    decays = {record["weight_decay"] for record in records}
+    return {
+        "table1_verdict": table1.verdict(records),
+        "table1_count": str(len(records)),
+        "table1_steps": f"{records[0]['steps']:,}",
+        "table1_decay": ", ".join(f"{decay:g}" for decay in decays),
+        "table1_losses": ", ".join(f"{loss:.2f} ({row})" for row, loss in losses.items()),
+        "table1_coadaptation_table": shift.coadaptation_table(records).markdown(),
+        "table1_coadaptation_compared": shift.compared_coadaptation(records, table1.RIVALS),
     }
 
 

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import html
 
+from matplotlib.figure import Figure
+
+from rotationout.experiments.results import read_records
 from rotationout.report import style
+from rotationout.report.curves import CAPTION, curves_figure
 from rotationout.report.gallery import trained
 
+from .accuracy import TABLE1
 from .cells import RESULTS
 
 __all__ = ["texts"]
 
-SHOWN = ("variance_shift_trained", "variance_shift_repaired", "coadaptation_trained")
+SHOWN = (
+    "variance_shift_trained",
+    "variance_shift_repaired",
+    "coadaptation_trained",
+    "coadaptation_resnet110_authors",
+)
 """By the names that ``rotationout figures`` knows."""
 
 
 def texts() -> dict[str, str]:
     """By name."""
     found = {drawing.name: drawing for drawing in trained.figures(RESULTS)}
-    texts = {}
-    for name in SHOWN:
-        drawing = found[name]
-        svg = style.to_svg(drawing.draw(drawing.compute()))
-        label, caption = (html.escape(text) for text in (drawing.title, drawing.caption))
-        texts[f"figure_{name}"] = (
-            f'```{{raw}} html\n<figure class="drawn" role="img" aria-label="{label}">\n{svg}\n'
-            f"<figcaption>{caption}</figcaption>\n</figure>\n```"
-        )
+    shown = [found[name] for name in SHOWN]
+    texts = {f"figure_{one.name}": _placed(one.draw(one.compute()), one.title, one.caption) for one in shown}
+    records = read_records(RESULTS, TABLE1)
+    texts["figure_table1"] = _placed(curves_figure(records), "Learning curves of Table 1", f"Test accuracy {CAPTION}")
     return texts
+
+
+def _placed(figure: Figure, title: str, caption: str) -> str:
+    """As part of a page."""
+    label, caption = (html.escape(text) for text in (title, caption))
+    return (
+        f'```{{raw}} html\n<figure class="drawn" role="img" aria-label="{label}">\n{style.to_svg(figure)}\n'
+        f"<figcaption>{caption}</figcaption>\n</figure>\n```"
+    )

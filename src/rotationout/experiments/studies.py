@@ -86,7 +86,7 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
         try:
             repair(network)
         except ValueError as error:
-            states[name] = {"refused": str(error)}
+            states[name] = {"refused": str(error).partition("\n")[0]}  # what follows are the layers, one by one
             continue
         shift = variance_shift(network, images, layers=behind, **options)
         states[name] = {"top1": 100 * _accuracy(run, network)}

@@ -7,18 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
+from ..recipes import TABLES, name_of
 
 __all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "significance", "spread"]
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The records of each row, in the order of their first."""
+    """The records of each row: in the order of the recipe's table, then as they come those that it does not have.
+
+    >>> list(by_row([{"recipe": "an4", "row": row} for row in ("mine", "rotation", "none")]))
+    ['none', 'rotation', 'mine']
+    """
     if not records:
         raise ValueError("there are no records of this recipe yet; rotationout sweep makes them")
     rows: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         rows.setdefault(record["row"], []).append(record)
-    return rows
+    table = name_of(records[0].get("recipe", ""))
+    known = [config.row for config in TABLES[table]()] if table else []
+    return {row: rows[row] for row in dict.fromkeys([*known, *rows]) if row in rows}
 
 
 def spread(values: Sequence[float]) -> str:

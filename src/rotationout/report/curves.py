@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
+from .cells import by_row
 from .style import HUES, PALETTE, STYLE, finish
 
 __all__ = ["CAPTION", "curves_figure"]
@@ -35,9 +36,7 @@ def curves_figure(
         label: what it shows.
         factor: from the numbers of the records to those of the picture.
     """
-    rows: dict[str, list[list[float]]] = {}
-    for record in records:
-        rows.setdefault(record["row"], []).append(record[key])
+    rows = {row: [run[key] for run in runs] for row, runs in by_row(records).items()}
     tested = max((_epochs(record, key) for record in records), key=len)
     more_is_better = key == "test_curve"
     with mpl.rc_context(STYLE):
@@ -68,7 +67,7 @@ def curves_figure(
 
 def _looks(records: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     """A line and a colour for each row, family by family; where all are of one, colours tell its rows apart."""
-    family_of = {record["row"]: _family(record) for record in records}
+    family_of = {row: _family(runs[0]) for row, runs in by_row(records).items()}
     looks: dict[str, tuple[str, str]] = {}
     for family, hues in HUES.items():
         rows = [row for row, its in family_of.items() if its == family]

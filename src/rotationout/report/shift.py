@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
-from ..recipes.cifar100 import TABLES
 from . import style, verdicts
 from .cells import by_row, paired_p_value, significance, spread
 from .curves import CAPTION, curves_figure
@@ -43,16 +42,13 @@ RIVALS = {"RotationOut-a": "Dropout-a, centred", "RotationOut-b": "Dropout-b, ce
 
 
 def usable(records: Sequence[dict[str, Any]], study: str) -> dict[str, list[dict[str, Any]]]:
-    """The records of each row for which a study came to an end, in the order of the recipe's rows.
+    """The records of each row for which a study came to an end.
 
     >>> usable([{"row": "none", "coadaptation": {"failed": "RuntimeError"}}], "coadaptation")
     {}
     """
     found = [record for record in records if study in record and "failed" not in record[study]]
-    rows = by_row(found) if found else {}
-    recipe = found[0].get("recipe") if found else None
-    order = [config.row for config in TABLES[recipe]()] if recipe in TABLES else []
-    return {row: rows[row] for row in dict.fromkeys([*order, *rows]) if row in rows}
+    return by_row(found) if found else {}
 
 
 def table(records: Sequence[dict[str, Any]]) -> Table:
@@ -108,11 +104,11 @@ def compared_shift(records: Sequence[dict[str, Any]]) -> str:
     return _compared({row: _mean_shift(runs) for row, runs in rows.items() if row != "none"}, "in mean r")
 
 
-def compared_coadaptation(records: Sequence[dict[str, Any]]) -> str:
-    """Whether networks trained with RotationOut are less co-adapted than others, in words; "" without both."""
+def compared_coadaptation(records: Sequence[dict[str, Any]], rivals: Mapping[str, str] = RIVALS) -> str:
+    """Whether networks trained with RotationOut are less co-adapted than ``rivals``, in words; "" without both."""
     rows = usable(records, "coadaptation")
     means = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in rows.items()}
-    return _compared(means, "in mean co(x)")
+    return _compared(means, "in mean co(x)", rivals)
 
 
 def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
@@ -162,10 +158,10 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
     )
 
 
-def _compared(scores: Mapping[str, Sequence[float]], unit: str) -> str:
+def _compared(scores: Mapping[str, Sequence[float]], unit: str, rivals: Mapping[str, str] = RIVALS) -> str:
     """`verdicts.verdict` on one number of each run, of which less is better."""
     runs = [{"row": row, "score": score} for row, values in scores.items() for score in values]
-    return verdicts.verdict(runs, RIVALS, "score", unit, lower=True, words=("below", "above"))
+    return verdicts.verdict(runs, rivals, "score", unit, lower=True, words=("below", "above"))
 
 
 def _mean_shift(runs: Sequence[dict[str, Any]]) -> list[float]:

@@ -34,13 +34,13 @@ RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"
 
 
 def table2(records: Sequence[dict[str, Any]]) -> Table:
-    """A table of the records of one recipe, rows in the paper's order; accuracy is the mean of the last ten epochs.
+    """A table of the records of one recipe, rows in its order; accuracy is the mean of the last ten epochs.
 
     A star marks a mean on ImageNet that differs from the paper's by more than two standard errors of the difference.
     The p-values are of Welch's two-sided t-test on top-1 accuracy: against no noise, and for RotationOut against
     Dropout, in blocks against DropBlock.
     """
-    found = _ordered(records)
+    found = by_row(records)
     same = records[0].get("recipe") == "imagenet"
     lines = []
     for row, runs in found.items():
@@ -80,7 +80,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         TITLES.get(recipe, recipe),
         prose,
         table2(records),
-        style.to_svg(curves_figure(_in_order(records))),
+        style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
         "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
     )
@@ -89,12 +89,3 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
 def _blocks(records: Sequence[dict[str, Any]]) -> str:
     found = {record["row"]: record["config"]["block_sizes"] for record in records if record["config"]["block_sizes"]}
     return "; ".join(f"{row}, {' and '.join(map(str, sizes))}" for row, sizes in sorted(found.items())) or "none"
-
-
-def _ordered(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found = by_row(records)
-    return {row: found[row] for row in [*(row for row in PAPER if row in found), *(r for r in found if r not in PAPER)]}
-
-
-def _in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [run for runs in _ordered(records).values() for run in runs]

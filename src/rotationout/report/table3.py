@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..recipes.detection import TABLES
 from . import verdicts
 from .cells import by_row, marked, significance
 from .page import SINGLE, Section, Table
@@ -32,7 +31,7 @@ RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9,
 
 
 def table3(records: Sequence[dict[str, Any]]) -> Table:
-    """A table of the records of one recipe, rows in the paper's order; a dash where detections are not scored yet.
+    """A table of the records of one recipe, rows in its order; a dash where detections are not scored yet.
 
     The paper's RotationOut starts from ImageNet's weights: where there is no such row its numbers stand beside ours
     from drawn ones. A star marks a mean on COCO, from the same kind of weights, that differs from the paper's by more
@@ -41,18 +40,16 @@ def table3(records: Sequence[dict[str, Any]]) -> Table:
     """
     found = by_row(records)
     coco = records[0].get("recipe") == "coco"
-    order = [config.row for rows in TABLES.values() for config in rows()]
-    ordered = sorted(found, key=lambda row: order.index(row) if row in order else len(order))
     lines = []
-    for row in ordered:
-        ours = [_scores(found[row], measure) for measure in MEASURES]
+    for row, runs in found.items():
+        ours = [_scores(runs, measure) for measure in MEASURES]
         printed = PAPER.get(row, PAPER.get(f"{row}, ImageNet", ("–",) * 3))
         base, rival = (_scores(found.get(name, []), "ap") for name in (_base(row), RIVALS.get(row, "")))
         tests = [significance(ours[0], others) for others in (base, rival)]
         same = coco and row in PAPER
         both = [(_cell(mine, theirs, same), theirs) for mine, theirs in zip(ours, printed, strict=True)]
         cells = [cell for pair in both for cell in pair]
-        lines.append([row, str(len(found[row])), *cells, *tests])
+        lines.append([row, str(len(runs)), *cells, *tests])
     heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
     header = ["row", "runs", *heads]
     return Table([*header, "p, none", "p, rival"], lines).filled(always=len(header))

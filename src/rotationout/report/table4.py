@@ -38,13 +38,13 @@ RIVALS = {
 
 
 def table4(records: Sequence[dict[str, Any]]) -> Table:
-    """A table of the records of one recipe, rows in the paper's order.
+    """A table of the records of one recipe, rows in its order.
 
     A star marks a mean on WSJ that differs from the paper's by more than two of its own standard errors, as the paper
     prints none. The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for
     RotationOut against the best of the paper's others.
     """
-    found = _ordered(records)
+    found = by_row(records)
     wsj = records[0].get("recipe") == "wsj"
     lines = []
     for row, runs in found.items():
@@ -69,7 +69,7 @@ def notes(records: Sequence[dict[str, Any]]) -> str:
 
 def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
     """What was said, and what the first seeds of the rows heard, a line for each utterance."""
-    first = {row: runs[0]["transcripts"] for row, runs in _ordered(records).items()}
+    first = {row: runs[0]["transcripts"] for row, runs in by_row(records).items()}
     lines = []
     for place, shown in enumerate(next(iter(first.values()))):
         hearers: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         TITLES.get(recipe, recipe),
         prose,
         table4(records),
-        to_svg(curves_figure(_in_order(records), "cer_curve", "character error rate, %", 1.0)),
+        to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
         f"Character error rate of tests {CAPTION}",
         "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
         asides={"What was said in a few utterances, and what was heard": transcripts(records)},
@@ -119,12 +119,3 @@ def chosen_strength(records: Sequence[dict[str, Any]]) -> float:
 
 def _distances(runs: Sequence[dict[str, Any]]) -> list[float]:
     return [run["edit_distance"] for run in runs]
-
-
-def _ordered(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found = by_row(records)
-    return {row: found[row] for row in [*(row for row in PAPER if row in found), *(r for r in found if r not in PAPER)]}
-
-
-def _in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [run for runs in _ordered(records).values() for run in runs]
