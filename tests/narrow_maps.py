@@ -44,6 +44,15 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "FINISHED", (4, 8))
 
 
+@pytest.fixture
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted in few pieces, each of which takes its time whatever its size is; on a GPU as the tables say."""
+    if GPU:
+        return
+    fitted = tiles.fitted
+    monkeypatch.setattr(tiles, "fitted", lambda *of: fitted(*of)._replace(positions=128, programs=2))
+
+
 class Counted:
     """A kernel whose launches are counted."""
 

@@ -13,6 +13,7 @@ from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, LAST, all_of, error, fused, layer, leaves, maps, normalised, weights
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
+from tests.narrow_maps import _few_programs as _few_programs
 from tests.narrow_maps import small_tiles as small_tiles
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,7 +42,7 @@ def steps(network: nn.Module, count: int) -> tuple[list[Tensor], dict[str, Tenso
     return losses, {name: parameter.grad for name, parameter in network.named_parameters()}
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 @pytest.mark.parametrize("authors", [True, False], ids=["projections", "padding"])
 def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -69,7 +70,7 @@ def test_a_network_learns_as_torchs_does(authors: bool, monkeypatch: pytest.Monk
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 @pytest.mark.parametrize(
     ("place", "switch", "expected"),
     [

@@ -14,6 +14,7 @@ from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, LAST, Counted, error, fused, layer, leaves, maps, normalised, weights
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
+from tests.narrow_maps import _few_programs as _few_programs
 from tests.narrow_maps import small_tiles as small_tiles
 from tests.test_narrow_convolution import CONVOLUTIONS, TILES
 from tests.test_narrow_convolution import tiled as tiled  # a fixture
@@ -174,7 +175,7 @@ def test_gradients_that_overflowed_are_seen_where_they_are_handed_over(value: fl
         assert not gradient[5].isfinite()
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 @pytest.mark.parametrize(
     ("authors", "noisy", "expected"),
     [

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, GPU, MARKS
+from tests.interpreted import DEVICE, MARKS
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import LAST, error
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
+from tests.narrow_maps import _few_programs as _few_programs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rotationout.experiments import networks
 from rotationout.experiments.classification import ClassificationConfig, build_network
-from rotationout.experiments.narrow import tiles
 from rotationout.recipes.cifar100 import TABLES
 
-pytestmark = [pytest.mark.usefixtures("_poisoned", "_everywhere"), *MARKS]
+pytestmark = [pytest.mark.usefixtures("_poisoned", "_everywhere", "_few_programs"), *MARKS]
 EVERY = 1, 2, 3
 ROWS = [
     ("cifar100_resnet110_authors", "dropout keep 0.8", EVERY),
@@ -33,12 +33,9 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block a stage; and interpreted in few pieces, each of which takes its time whatever its size is."""
+    """One block a stage."""
     for name in ("resnet20", "resnet110"):
         monkeypatch.setitem(networks.NETWORKS, name, lambda **options: networks.ResNet(1, **options))
-    if not GPU:
-        wide = tiles.Tile(128, 1, 4, programs=2)
-        monkeypatch.setattr(tiles, "fitted", lambda table, channels, size: wide)
 
 
 def trained(row: ClassificationConfig, x: Tensor) -> dict[str, Tensor]:
