@@ -27,6 +27,7 @@ from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.kernels import small
 from rotationout.registry import KINDS
+from rotationout.report.cells import by_row
 from rotationout.report.small_batch import verdict
 
 ROOT = Path(__file__).parents[1]
@@ -124,11 +125,14 @@ def test_what_pages_say_in_words_is_so() -> None:
     assert all(max(values) - min(values) < 0.005 for values in accuracy.values())
     assert max(accuracy["rotationout"]) < accuracy["none"][0]
 
-    # negative_results.md: in detection no noise is ahead of none, and rotations without blocks are last; single runs.
-    precision = {run["row"]: run["ap"] for run in read_records(ROOT / "results", "bccd")}
-    assert len(precision) == len(read_records(ROOT / "results", "bccd"))
+    # negative_results.md: in detection no noise is ahead of none, and rotations without blocks are behind all others,
+    # in one or two runs a row.
+    scores = {row: [run["ap"] for run in runs] for row, runs in by_row(read_records(ROOT / "results", "bccd")).items()}
+    precision = {row: mean_sd(values)[0] for row, values in scores.items()}
     assert max(precision, key=lambda row: precision[row]) == "none"
-    assert min(precision, key=lambda row: precision[row]) == "rotation"
+    others = [value for row, values in scores.items() for value in values if row != "rotation"]
+    assert max(scores["rotation"]) < min(others)
+    assert {len(values) for values in scores.values()} == {1, 2}
 
     # negative_results.md: a ramp brought nothing, nor do other norms at small batch sizes.
     protocol = {run["row"]: run["last10_top1"] for run in read_records(ROOT / "results", "cifar100_resnet110_protocol")}

@@ -10,9 +10,9 @@ __all__ = ["substitutions"]
 
 
 def substitutions() -> dict[str, str]:
-    """All of them by name; a number stays on one line with its deviation, in narrow tables too."""
+    """All of them by name; a number stays on one line with its deviation and its star, in narrow tables too."""
     return {
-        name: text.replace(" ± ", "\u00a0±\u00a0")
+        name: text.replace(" ± ", "\u00a0±\u00a0").replace(" * |", "\u00a0* |")
         for part in (computed, accuracy, commands, costs, figures, limits, shifted, speed)
         for name, text in part.texts().items()
     }

@@ -1,0 +1,62 @@
+"""What pages say in words about the runs of Table 1 is so in their records."""
+
+import statistics
+from pathlib import Path
+
+from rotationout.experiments.results import read_records
+from rotationout.report.cells import by_row, differs, p_value, spread
+from rotationout.report.table1 import PAPER
+from rotationout.report.verdicts import LEVEL
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NONE, DROPOUT, ROTATION = "none", "dropout keep 0.8", "rotation default sigma 0.500"
+ROWS = by_row(read_records(ROOT / "results", "cifar100_resnet110_authors"))
+POINTS = {row: [run["last10_top1"] for run in runs] for row, runs in ROWS.items()}
+PRINTED = {
+    row: PAPER["resnet110"][place][0]
+    for row, place in {NONE: "none", DROPOUT: "dropout 0.8", ROTATION: "rotation 0.500"}.items()
+}
+
+
+def test_the_table_of_the_readme_is_that_of_the_records() -> None:
+    labels = {NONE: "none", DROPOUT: "Dropout, p = 0.2", ROTATION: "RotationOut, p = 0.2"}
+    for row, label in labels.items():
+        assert f"| {label} | {spread(POINTS[row])} | {PRINTED[row]} |" in README
+        assert f"| here, {len(POINTS[row])} runs each | the paper, 5 runs each |" in README
+    assert {run["steps"] for row in labels for run in ROWS[row]} == {64_000}
+
+
+def test_rotations_are_ahead_of_no_noise_and_less_so_of_dropout() -> None:
+    """README.md, reproducing.md and negative_results.md."""
+    ahead, level = (p_value(POINTS[ROTATION], POINTS[other]) for other in (NONE, DROPOUT))
+    assert ahead < LEVEL < level
+    assert f"is ahead of no noise (p-value {ahead:.3f}) and not told apart from Dropout ({level:.3f})" in README
+    ours = {row: statistics.fmean(values) for row, values in POINTS.items()}
+    theirs = {row: float(text.split()[0]) for row, text in PRINTED.items()}
+    assert abs(ours[ROTATION] - ours[NONE] - 2) < 0.1
+    assert 0 < ours[ROTATION] - ours[DROPOUT] < theirs[ROTATION] - theirs[DROPOUT]
+    assert not any(differs(POINTS[row], PRINTED[row]) for row in (NONE, ROTATION))
+    assert differs(POINTS[DROPOUT], PRINTED[DROPOUT])
+    assert ours[DROPOUT] > theirs[DROPOUT]
+    losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in ROWS.items()}
+    assert losses[NONE] < 0.02, "by heart"
+
+
+def test_the_last_blocks_are_less_coadapted_with_rotations() -> None:
+    """reproducing.md and negative_results.md: counted are blocks in which all runs are on one side of all others."""
+    blocks = {
+        row: list(zip(*(run["coadaptation"]["value"] for run in runs), strict=True)) for row, runs in ROWS.items()
+    }
+    count = len(blocks[NONE])
+
+    def below(row: str, other: str) -> list[int]:
+        return [k for k in range(count) if max(blocks[row][k]) < min(blocks[other][k])]
+
+    assert below(ROTATION, DROPOUT) == list(range(count))
+    assert {count - 3, count - 2, count - 1} <= set(below(ROTATION, NONE))
+    middle = set(range(count // 3, 2 * count // 3))
+    for row in (DROPOUT, ROTATION):
+        assert middle <= set(below(NONE, row)), "the more co-adapted ones in the middle of the stage"
+        means = {of: [statistics.fmean(run["coadaptation"]["value"]) for run in ROWS[of]] for of in (row, NONE)}
+        assert min(means[row]) > max(means[NONE]), "and on average"
