@@ -220,6 +220,21 @@ def test_checkpoints_of_before_processes_shared_runs_are_resumed(tasks: str, tmp
     assert len(second.losses) == len(second.curves["test_curve"]) == 2
 
 
+@pytest.mark.usefixtures("_small")
+def test_a_gpus_checkpoint_is_resumed_on_a_cpu() -> None:
+    """All but its random numbers, 16 bytes there: noise is drawn anew, the order of the images is not."""
+    new = make(images(64), images(20, seed=1))
+    first, second = new(config()), new(config())
+    begun = second.numbers.state().clone()
+    for _ in range(5):
+        first.advance()
+    second.restore({**first.state(), "numbers": [torch.zeros(16, dtype=torch.uint8)]})
+    assert torch.equal(second.numbers.state(), begun)
+    assert torch.equal(second.plan, first.plan)
+    finish(second)
+    assert len(second.losses) == len(second.curves["test_curve"]) == 2
+
+
 def test_processes_have_the_same_weights_and_their_own_noise() -> None:
     """On a CPU, whose generator would take seeds that differ by 2³² for the same."""
     streams = {name: Numbers(seed, torch.device("cpu"), rank) for name, seed, rank in SEEDS}

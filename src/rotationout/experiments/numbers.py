@@ -71,7 +71,9 @@ class Numbers:
         return self._cpu if self._cuda is None else self._cuda.get_state()
 
     def restore(self, state: Tensor) -> None:
-        """Go on from a `state`."""
+        """Go on from a `state`; one of another kind of device does not fit, and the stream stays where it is."""
+        if state.numel() != self.state().numel():
+            return
         if self._cuda is None:
             self._cpu = state
         else:

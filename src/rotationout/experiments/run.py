@@ -201,7 +201,7 @@ class Run(abc.ABC):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`: on a CPU exactly as if the run had never stopped."""
+        """Go on from a `state`: on a CPU exactly as if the run had never stopped; after a GPU, with other noise."""
         self.step, self.losses, self.curves = state["step"], state["losses"], state["curves"]
         self.network.load_state_dict(state["network"])
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
