@@ -222,7 +222,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("rotationout train an4 --noise rotation-", {"rotation-sequence"}),
         ("rotationout train an4 --precision fp", {"fp16", "fp32"}),
         ("rotationout train an4 --variational t", {"true"}),
-        ("rotationout figures coadaptation_", {"coadaptation_factor", "coadaptation_trained"}),
+        ("rotationout figures coadaptation_t", {"coadaptation_trained"}),
         ("rotationout diagnose --str", {"--strict"}),
     ],
 )

@@ -307,7 +307,8 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for row, values in scores.items():
         for seed, value in enumerate(values):
             found = {c.row: c for c in TABLES["imagewoof"]()}[row].replace(seed=seed)
-            measured = {"last10_top1": value, "best_top1": value + 1, "last10_top5": value + 10}
+            measured = {"last10_top1": value, "best_top1": value + 1, "last10_top5": value + 10, "classes": 10}
+            measured |= {"train_images": 900, "test_images": 90, "epochs": 80, "device": "a GPU", "skipped": {}}
             results.write_record(results.record_path(tmp_path, found), found, measured)
     assert cli.main(["table", "imagewoof", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -315,5 +316,7 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[2].startswith("| none | 3 | 80.10 ± 0.10 | 76.51 ± 0.07 | 81.10 ± 0.10 | 90.10 ± 0.10 | 93.20 ± 0.05")
     assert lines[4].startswith("| rotation | 3 | 82.13 ± 0.15 | 77.87 ± 0.34 | 83.13 ± 0.15 | 92.13 ± 0.15 | 93.94")
     assert lines[4].endswith("| < 0.001 | < 0.001 |")
+    assert lines[6].startswith("80 epochs on 900 images of 10 classes, crops of 128 pixels, batches of 256; ")
+    assert lines[-1].startswith("Rotation is ahead of none (+2.03 points, p < 0.001) and dropout keep 0.7 (+1.63 ")
     records = results.read_records(tmp_path, "imagewoof")
     assert [line[0] for line in table2(records).rows] == list(scores)

@@ -266,14 +266,21 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         for seed, value in enumerate(values):
             found = {c.row: c for c in TABLES["an4"]()}[row].replace(seed=seed)
             heard = [{"name": "u1", "said": "YES", "heard": "YET" if row == "none" else ""}]
-            measured = {"edit_distance": value, "cer": 4 * value, "transcripts": heard}
+            measured = {"edit_distance": value, "cer": 4 * value, "transcripts": heard, "epochs": 80, "device": "a GPU"}
+            measured |= {"train_utterances": 900, "test_utterances": 130, "skipped": {"train": {"empty": 2}}}
             results.write_record(results.record_path(tmp_path, found), found, measured)
     assert cli.main(["table", "an4", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| none | 3 | 9.10 ± 0.10 | 9.1 | 36.40 ± 0.40 | – | – |"
     assert lines[3].startswith("| locked keep 0.7 | 3 | 7.20 ± 0.10 | 7.3 | 28.80 ± 0.40 | < 0.001 | – |")
     assert lines[4].startswith("| rotation | 3 | 6.13 ± 0.15 | 6.8 | 24.53 ± 0.61 | < 0.001 | 0.00")
-    assert lines[6:] == ["- u1, YES — heard: YET (none), (nothing) (locked keep 0.7; rotation)"]
+    assert lines[6].startswith("80 epochs on 900 utterances; ")
+    assert lines[6].endswith(
+        "130 utterances; 2 were left out. Mean ± standard deviation over runs; 9 in all, on a GPU."
+    )
+    assert "WSJ" in lines[8]
+    assert lines[10].startswith("Rotation is ahead of none (−2.97 edits, p < 0.001) and locked keep 0.7 (")
+    assert lines[12:] == ["- u1, YES — heard: YET (none), (nothing) (locked keep 0.7; rotation)"]
     assert cli.main(["table", "an4_strength", "--out", str(tmp_path)]) == 1
     assert "there are no records of an4_strength in" in capsys.readouterr().err
 

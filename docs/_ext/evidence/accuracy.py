@@ -14,7 +14,7 @@ from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100, detection, images, speech
 from rotationout.recipes.search import SEARCH, STRONG
-from rotationout.report import digits, ghost, reproduced, search, shift, small_batch, table1, table4, verdicts
+from rotationout.report import digits, ghost, reproduced, search, shift, small_batch, table1, verdicts
 from rotationout.report.cells import by_row
 from rotationout.report.page import Table
 
@@ -87,9 +87,6 @@ def _table1() -> dict[str, str]:
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in by_row(records).items()}
     decays = {record["weight_decay"] for record in records}
     return {
-        "table1_verdict": table1.verdict(records),
-        "table1_count": str(len(records)),
-        "table1_steps": f"{records[0]['steps']:,}",
         "table1_decay": ", ".join(f"{decay:g}" for decay in decays),
         "table1_losses": ", ".join(f"{loss:.2f} ({row})" for row, loss in losses.items()),
         "table1_coadaptation_table": shift.coadaptation_table(records).markdown(),
@@ -118,9 +115,9 @@ def _tables() -> dict[str, str]:
     for name, configs in TABLES.items():
         records = [] if name in ELSEWHERE else read_records(RESULTS, name)
         if records:
-            table = TASKS[type(configs()[0])].table(records).markdown()
+            task = TASKS[type(configs()[0])]
             number = next(number for number, module in recipes.items() if name in module.TABLES)
-            found[number].append(f"`{name}`:\n\n{table}")
+            found[number].append("\n\n".join([f"`{name}`:", task.table(records).markdown(), *task.prose(records)]))
     texts = {key: "\n\n".join(parts) or _nothing(key.replace("table", "Table ")) for key, parts in found.items()}
     whole = reproduced.table(RESULTS)
     return {**texts, "reproduced_table": whole.markdown(), "reproduced_meaning": verdicts.MEANING}
@@ -153,7 +150,6 @@ def _speech() -> dict[str, str]:
     deviation = statistics.fmean(map(statistics.variance, rows)) ** 0.5
     losses = [record["train_loss"][-1] for record in records]
     return {
-        "speech_verdict": table4.verdict(records),
         "speech_runs": str(runs),
         "speech_seen": f"{t.ppf(1 - verdicts.LEVEL / 2, 2 * runs - 2) * deviation * (2 / runs) ** 0.5:.2f}",
         "speech_train": f"{records[0]['train_utterances']:,}",

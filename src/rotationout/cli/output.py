@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..report.page import Table
 
-__all__ = ["as_dicts", "print_json", "show"]
+__all__ = ["as_dicts", "print_json", "show", "show_text"]
+
+WIDEST = 100
+"""Characters of a line of text: longer ones are hard to read."""
 
 
 def print_json(data: Any) -> None:
@@ -45,6 +50,12 @@ def show(table: Table, title: str = "") -> None:
     from ..report.terminal import print_table
 
     print_table(table, title, Console(highlight=False))
+
+
+def show_text(paragraph: str) -> None:
+    """A paragraph after an empty line: broken into lines on a terminal, elsewhere one."""
+    lines = fill(paragraph, min(shutil.get_terminal_size().columns, WIDEST)) if sys.stdout.isatty() else paragraph
+    print(f"\n{lines}")
 
 
 def as_dicts(table: Table) -> list[dict[str, str]]:

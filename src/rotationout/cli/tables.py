@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .options import Json, Recipe, Records, rows_of, some_recipes
-from .output import as_dicts, print_json, show
+from .output import as_dicts, print_json, show, show_text
 from .trouble import chosen
 
 __all__ = ["rows", "table"]
@@ -71,10 +71,13 @@ def table(
         raise ValueError(f"there are no records of {recipe} in {results} yet; rotationout sweep {name} makes them")
     task = TASKS[type(TABLES[name]()[0])]
     with readable(results / recipe):
-        cells, notes = task.table(records), task.notes(records)
+        cells, prose, notes = task.table(records), task.prose(records), task.notes(records)
     if json:
-        print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), "notes": notes.splitlines()})
+        said = {"prose": prose, "notes": notes.splitlines()}
+        print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), **said})
         return
     show(cells)
+    for paragraph in prose:
+        show_text(paragraph)
     if notes:
         print(f"\n{notes}")

@@ -35,6 +35,7 @@ class Task:
         run: makes a run: a config, what ``load`` gave, a device.
         table: what the records of a recipe say, as cells.
         data_fields: fields of the config that ``load`` depends on; runs that agree in them share their data.
+        prose: what the cells of the table are, and what came out, in paragraphs.
         notes: what else records say, in Markdown.
     """
 
@@ -44,6 +45,7 @@ class Task:
     run: Callable[[Any, Any, torch.device], Run]
     table: Callable[[Sequence[dict[str, Any]]], Table]
     data_fields: tuple[str, ...] = ()
+    prose: Callable[[Sequence[dict[str, Any]]], list[str]] = lambda records: []
     notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
 
 
@@ -67,6 +69,7 @@ TASKS: dict[type[Config], Task] = {
         load=load_images,
         run=Classification,
         table=_later("..report.cifar100:table"),
+        prose=_later("..report.cifar100:prose"),
         data_fields=("held_out",),
     ),
     ImagesConfig: Task(
@@ -75,6 +78,7 @@ TASKS: dict[type[Config], Task] = {
         load=load_pictures,
         run=ImageClassification,
         table=_later("..report.table2:table2"),
+        prose=_later("..report.table2:prose"),
         data_fields=("size", "short_side", "held", "train_split", "test_split"),
     ),
     DetectionConfig: Task(
@@ -83,6 +87,7 @@ TASKS: dict[type[Config], Task] = {
         load=_later(".detection.training:load_album"),
         run=_later(".detection.training:Detection"),
         table=_later("..report.table3:table3"),
+        prose=_later("..report.table3:prose"),
         data_fields=("train_split", "test_split", "crop", "held", "initialization", "backbone"),
     ),
     SpeechConfig: Task(
@@ -91,6 +96,7 @@ TASKS: dict[type[Config], Task] = {
         load=load_speech,
         run=Recognition,
         table=_later("..report.table4:table4"),
+        prose=_later("..report.table4:prose"),
         notes=_later("..report.table4:notes"),
         data_fields=("train_split", "test_split", "held_out", "alphabet"),
     ),

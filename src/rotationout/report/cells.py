@@ -9,7 +9,7 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes import TABLES, name_of
 
-__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "significance", "spread"]
+__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "significance", "spread"]
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -26,6 +26,15 @@ def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
     table = name_of(records[0].get("recipe", ""))
     known = [config.row for config in TABLES[table]()] if table else []
     return {row: rows[row] for row in dict.fromkeys([*known, *rows]) if row in rows}
+
+
+def ran(records: Sequence[dict[str, Any]]) -> str:
+    """How many runs there are, and where they were.
+
+    >>> ran([{"device": "a GPU"}, {"device": "a GPU"}])
+    '2 in all, on a GPU'
+    """
+    return f"{len(records)} in all, on {', '.join(sorted({record['device'] for record in records}))}"
 
 
 def spread(values: Sequence[float]) -> str:

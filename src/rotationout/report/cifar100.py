@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
+from ..recipes import name_of
 from ..recipes.search import SEARCH, STRONG
-from . import ghost, search, shift
+from . import ghost, search, shift, table1
 from .page import Section, Table
-from .table1 import table1
 
-__all__ = ["SECTIONS", "table"]
+__all__ = ["SECTIONS", "prose", "table"]
 
 SECTIONS: dict[str, Callable[[str, Sequence[dict[str, Any]]], Section]] = {
     shift.RECIPE: shift.section,
@@ -19,18 +20,22 @@ SECTIONS: dict[str, Callable[[str, Sequence[dict[str, Any]]], Section]] = {
     STRONG: search.section,
 }
 """The parts of the report that recipes make which are no rows of Table 1: a title and records."""
-_TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], Table]] = {
-    shift.RECIPE: shift.table,
-    ghost.RECIPE: ghost.table,
-    SEARCH: search.table,
-    STRONG: search.table,
-}
+_STUDIES: dict[str | None, ModuleType] = {shift.RECIPE: shift, ghost.RECIPE: ghost, SEARCH: search, STRONG: search}
 
 
 def table(records: Sequence[dict[str, Any]]) -> Table:
-    """What the records of one recipe say, as cells; if fields were changed, that follows the name of the recipe."""
-    recipe = records[0]["recipe"] if records else ""
-    for name, make in _TABLES.items():
-        if recipe == name or recipe.startswith(f"{name}_"):
-            return make(records)
-    return table1(records)
+    """What the records of one recipe say, as cells."""
+    study = _study(records)
+    found: Table = table1.table1(records) if study is None else study.table(records)
+    return found
+
+
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What these cells are, and what came out."""
+    found: list[str] = (_study(records) or table1).prose(records)
+    return found
+
+
+def _study(records: Sequence[dict[str, Any]]) -> ModuleType | None:
+    """The module of a study; None for Table 1."""
+    return _STUDIES.get(name_of(records[0]["recipe"])) if records else None

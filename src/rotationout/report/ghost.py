@@ -7,11 +7,11 @@ from typing import Any
 
 from ..experiments.norms import LABELS
 from . import style
-from .cells import by_row, spread
+from .cells import by_row, ran, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
-__all__ = ["MODES", "RECIPE", "accuracies", "section", "table"]
+__all__ = ["MODES", "RECIPE", "accuracies", "prose", "section", "table"]
 
 RECIPE = "cifar100_ghost"
 MODES = {
@@ -57,21 +57,25 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
     return Table(["test accuracy, %", "runs", *(f"of {size}" for size in sizes)], lines)
 
 
-def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have."""
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are."""
     first = records[0]
-    prose = [
+    return [
         f"ResNet20, {first['steps']:,} steps on batches of {first['config']['batch']}, of which only so many examples "
         "are normalised together as the columns say. Test accuracy after the last step, mean ± standard deviation over "
-        f"runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}. A dash: not run, or its "
+        f"runs; {ran(records)}. A dash: not run, or its "
         "loss was not finite.",
         "“Running” statistics are those of training, “averaged” ones are taken again over many batches. PolyBatchNorm "
         "is BatchNorm’s network in another test mode: with f_poly of as many values as examples, or of as many as were "
         "found to be independent. GroupNorm has neither batches nor statistics.",
     ]
+
+
+def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that these records have."""
     return Section(
         title,
-        prose,
+        prose(records),
         table(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",

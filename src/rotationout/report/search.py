@@ -8,12 +8,12 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes.search import BEST, SEARCH, STRONG
 from . import style
-from .cells import by_row, significance, spread
+from .cells import by_row, ran, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 from .verdicts import compared
 
-__all__ = ["chosen", "section", "table", "verdict"]
+__all__ = ["chosen", "prose", "section", "table", "verdict"]
 
 POINTS = "last10_top1"
 """What decides: the mean of the last ten epochs, less a matter of luck than the best one."""
@@ -67,17 +67,23 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     return f"RotationOut is {compared(_points(rows[rotation]), others, 'points')}."
 
 
-def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have."""
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are, and what came out."""
     first = records[0]
     tested = f"{first['config']['held_out']:,} training images held out" if first["config"]["held_out"] else "test set"
-    prose = [
+    said = [
         f"{first['steps']:,} steps, weight decay {first['weight_decay']:g}; accuracy on the {tested}. Mean ± standard "
-        f"deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
+        f"deviation over runs; {ran(records)}. p: Welch’s test on the last ten epochs, against no noise and against "
+        "the best Dropout.",
     ]
-    if first["recipe"] == STRONG and verdict(records):
-        prose.append(verdict(records))
-    return Section(title, prose, table(records), style.to_svg(curves_figure(records)), f"Test accuracy {CAPTION}")
+    return [*said, *filter(None, [verdict(records) if first["recipe"] == STRONG else ""])]
+
+
+def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that these records have."""
+    return Section(
+        title, prose(records), table(records), style.to_svg(curves_figure(records)), f"Test accuracy {CAPTION}"
+    )
 
 
 def _points(runs: Sequence[dict[str, Any]]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from . import style, verdicts
-from .cells import by_row, paired_p_value, significance, spread
+from .cells import by_row, paired_p_value, ran, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
@@ -21,6 +21,7 @@ __all__ = [
     "coadaptation_table",
     "compared_coadaptation",
     "compared_shift",
+    "prose",
     "section",
     "table",
     "usable",
@@ -132,14 +133,13 @@ def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
     return Table(["co(x)", "runs", *labels], lines)
 
 
-def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have."""
-    first = records[0]
-    prose = [
-        f"{len(records)} runs of {first['steps']:,} steps on {', '.join(sorted({r['device'] for r in records}))}. The "
-        "noise has λ = 1, a keep rate of ½: -a straight before the first BatchNorm layer of every block of the third "
-        "stage, -b before its second convolution. r = max(train / test, test / train) of the variance before the "
-        "BatchNorm layer behind it: mean over channels and blocks. All are means over runs ± standard deviation.",
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are, and what came out."""
+    said = [
+        f"Runs of {records[0]['steps']:,} steps; {ran(records)}. The noise has λ = 1, a keep rate of ½: -a straight "
+        "before the first BatchNorm layer of every block of the third stage, -b before its second convolution. r = "
+        "max(train / test, test / train) of the variance before the BatchNorm layer behind it: mean over channels and "
+        "blocks. All are means over runs ± standard deviation.",
         "Test accuracy as trained, and what a repair of the running variances adds to it in percentage points: times "
         "the keep rate, the paper’s correction, which it tried on all forms; by the closed form, where there is one; "
         "taken again with the noise off.",
@@ -147,10 +147,15 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
     sides = [said for said in (compared_shift(records), compared_coadaptation(records)) if said]
     if sides:
         less = "Of r, and of co(x), the co-adaptation of the blocks’ outputs without noise, less is better."
-        prose.append(" ".join([*sides, less]))
+        said.append(" ".join([*sides, less]))
+    return said
+
+
+def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that these records have."""
     return Section(
         title,
-        prose,
+        prose(records),
         table(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",

@@ -9,10 +9,10 @@ from typing import Any
 from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
-from .cells import by_row, marked, significance
+from .cells import by_row, marked, ran, significance
 from .page import Table
 
-__all__ = ["PAPER", "RIVALS", "table1", "verdict"]
+__all__ = ["PAPER", "RIVALS", "prose", "table1", "verdict"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -76,6 +76,24 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         tests = [significance(average, [run["last10_top1"] for run in others]) for others in against]
         lines.append([row, str(len(runs)), *cells, *tests])
     return Table(header, lines).filled()
+
+
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are, and what came out."""
+    first = records[0]["config"]
+    tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
+    decays = ", ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
+    said = [
+        f"{first['steps']:,} steps on batches of {first['batch']}, weight decay {decays}; accuracy on {tested}. "
+        f"Mean ± standard deviation over runs; {ran(records)}.",
+    ]
+    if "the paper's" in table1(records).header:
+        said.append(
+            "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard "
+            "errors of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as "
+            "strong."
+        )
+    return [*said, *filter(None, [verdict(records)])]
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:

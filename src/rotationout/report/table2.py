@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import style, verdicts
-from .cells import by_row, marked, significance, spread
+from .cells import by_row, marked, ran, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "section", "table2", "verdict"]
+__all__ = ["PAPER", "prose", "section", "table2", "verdict"]
 
 TITLES = {
     "imagenet": "Table 2: ResNet-50 on ImageNet",
@@ -61,24 +61,29 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     return verdicts.verdict(records, RIVALS, "last10_top1", "points")
 
 
-def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that a recipe has."""
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are, and what came out."""
     first = records[0]
     config = first["config"]
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
-    prose = [
+    said = [
         f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
         f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
-        f"{len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
+        f"{ran(records)}.",
         f"Sides of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are of ImageNet at 224 pixels, those of RotationOut over 5 runs, the others by Ghiasi et "
         "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock."
-        + (f" {STAR}" if recipe == "imagenet" else ""),
+        + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
     ]
+    return [*said, *filter(None, [verdict(records)])]
+
+
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The part of the report that a recipe has."""
     return Section(
         TITLES.get(recipe, recipe),
-        prose,
+        prose(records),
         table2(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import verdicts
-from .cells import by_row, marked, significance
+from .cells import by_row, marked, ran, significance
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "section", "table3", "verdict"]
+__all__ = ["PAPER", "prose", "section", "table3", "verdict"]
 
 TITLES = {
     "bccd": "Table 3 on BCCD’s blood cells, which stand in for COCO",
@@ -60,28 +60,33 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     return verdicts.verdict(records, RIVALS, "ap", "points of AP")
 
 
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are, and what came out."""
+    first = records[0]
+    config = first["config"]
+    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
+    said = [
+        f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
+        f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
+        f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
+        f"deviation over runs; {ran(records)}.",
+        "The paper’s numbers are of COCO, its RotationOut starts from ImageNet’s weights, and it does not say of how "
+        "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock."
+        + (f" {STAR}" if first["recipe"] == "coco" else ""),
+    ]
+    return [*said, *filter(None, [verdict(records)])]
+
+
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The part of the report that a recipe has."""
     from .curves import CAPTION, curves_figure
     from .gallery.detections import seen_boxes
     from .style import to_svg
 
-    first = records[0]
-    config = first["config"]
-    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     drawing = seen_boxes(recipe, records)
-    prose = [
-        f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
-        f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
-        f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
-        f"deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
-        "The paper’s numbers are of COCO, its RotationOut starts from ImageNet’s weights, and it does not say of how "
-        "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock."
-        + (f" {STAR}" if recipe == "coco" else ""),
-    ]
     return Section(
         TITLES.get(recipe, recipe),
-        prose,
+        prose(records),
         table3(records),
         to_svg(curves_figure(records, "train_loss", "training loss", 1.0)),
         f"Training loss {CAPTION}",

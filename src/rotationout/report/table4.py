@@ -7,10 +7,10 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from . import verdicts
-from .cells import by_row, marked, significance, spread
+from .cells import by_row, marked, ran, significance, spread
 from .page import SINGLE, Section, Table
 
-__all__ = ["PAPER", "chosen_strength", "notes", "section", "table4", "transcripts", "verdict"]
+__all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table4", "transcripts", "verdict"]
 
 TITLES = {
     "an4": "Table 4 on AN4, which stands in for WSJ",
@@ -40,21 +40,23 @@ RIVALS = {
 def table4(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order.
 
-    A star marks a mean on WSJ that differs from the paper's by more than two of its own standard errors, as the paper
+    Beside speakers held out of the training set, by which something is chosen, the paper's numbers have no place. A
+    star marks a mean on WSJ that differs from the paper's by more than two of its own standard errors, as the paper
     prints none. The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for
     RotationOut against the best of the paper's others.
     """
     found = by_row(records)
     wsj = records[0].get("recipe") == "wsj"
+    paper = {} if records[0]["config"]["held_out"] else PAPER
     lines = []
     for row, runs in found.items():
         distance = _distances(runs)
         against = [found.get("none", []) if row != "none" else [], found.get(RIVALS.get(row, ""), [])]
         tests = [significance(distance, _distances(others)) for others in against]
         rate = spread([run["cer"] for run in runs])
-        printed = PAPER.get(row, "–")
+        printed = paper.get(row, "–")
         lines.append([row, str(len(runs)), marked(distance, printed, same=wsj), printed, rate, *tests])
-    return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines)
+    return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines).filled()
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
@@ -80,25 +82,35 @@ def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def prose(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What the numbers of the table are, and what came out."""
+    first = records[0]
+    tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
+    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
+    said = [
+        f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
+        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. Mean ± "
+        f"standard deviation over runs; {ran(records)}.",
+    ]
+    if first["config"]["held_out"]:
+        said.append("p: Welch’s test on the edit distance, against no noise.")
+    else:
+        said.append(
+            "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit "
+            "distance, against no noise and against the best of the paper’s other noises, without and with weight drop."
+            + (f" {STAR}" if first["recipe"] == "wsj" else "")
+        )
+    return [*said, *filter(None, [verdict(records)])]
+
+
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The part of the report that a recipe has."""
     from .curves import CAPTION, curves_figure
     from .style import to_svg
 
-    first = records[0]
-    tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
-    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
-    prose = [
-        f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
-        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. Mean ± "
-        f"standard deviation over runs; {len(records)} in all, on {', '.join(sorted({r['device'] for r in records}))}.",
-        "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit distance, "
-        "against no noise and against the best of the paper’s other noises, without and with weight drop."
-        + (f" {STAR}" if recipe == "wsj" else ""),
-    ]
     return Section(
         TITLES.get(recipe, recipe),
-        prose,
+        prose(records),
         table4(records),
         to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
         f"Character error rate of tests {CAPTION}",

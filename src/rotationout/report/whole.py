@@ -10,14 +10,13 @@ from ..experiments.records import Study, readable
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES, detection, images, speech
-from . import cifar100, digits, reproduced, small_batch, speed, style, table2, table3, table4
+from . import cifar100, digits, reproduced, small_batch, speed, style, table1, table2, table3, table4
 from .cells import by_row
 from .curves import CAPTION, curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
 from .others import other_runs
 from .page import SINGLE, Section, render
-from .table1 import table1
 
 __all__ = ["sections", "write"]
 
@@ -98,25 +97,10 @@ def _section_of(recipe: str) -> Callable[[str, Sequence[dict[str, Any]]], Sectio
 def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     if recipe in cifar100.SECTIONS:
         return cifar100.SECTIONS[recipe](TITLES[recipe], records)
-    first = records[0]["config"]
-    tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
-    places = sorted({record["device"] for record in records})
-    cells = table1(records)
-    prose = [
-        f"{first['steps']:,} steps on batches of {first['batch']}, weight decay "
-        f"{', '.join(f'{decay:g}' for decay in sorted({r['weight_decay'] for r in records}))}; accuracy on {tested}. "
-        f"Mean ± standard deviation over runs; {len(records)} runs in all, on {', '.join(places)}.",
-    ]
-    if "the paper's" in cells.header:
-        prose.append(
-            "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard "
-            "errors of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as "
-            "strong."
-        )
     return Section(
         TITLES.get(recipe, recipe),
-        prose,
-        cells,
+        table1.prose(records),
+        table1.table1(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
         "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
