@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.triton_cases import DTYPES, LAYOUTS, assert_near, new_draw, new_features
@@ -103,9 +103,21 @@ def test_a_running_mean_of_64_bits_keeps_them() -> None:
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"])
-@pytest.mark.parametrize("parts", [2, 100])
-def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("layout", "kind", "pairing_per", "angle_per", "parts"),
+    [
+        (layout, *pairings, angle_per, parts)
+        for layout, pairings, angle_per, parts in crossed(
+            ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"],
+            [("structured", "row"), ("table", "example"), ("table", "batch")],
+            ["row", "example"],
+            [2, 100],
+        )
+    ],
+)
+def test_sums_are_split_over_many_programs(
+    layout: str, kind: str, pairing_per: str, angle_per: str, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In tiles of which a thread has several elements, as on a GPU; the smallest programs there are."""
     torch.manual_seed(11)
     for name, value in {
@@ -119,11 +131,9 @@ def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch:
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = new_features(layout, torch.float32)
     torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
-    for kind, pairing_per in (("structured", "row"), ("table", "example"), ("table", "batch")):
-        for angle_per in ("row", "example"):
-            draw = new_draw(x, dim, kind, pairing_per, angle_per)
-            expected = reference.rotate_centred(x, None, *draw, dim, True)
-            torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+    draw = new_draw(x, dim, kind, pairing_per, angle_per)
+    expected = reference.rotate_centred(x, None, *draw, dim, True)
+    torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
     sums = [sums.program for plan, _ in arrangements._plans.values() for sums in plan.sums.values()]
     assert any(program.constants.get("THREAD", 1) > 1 for program in sums) == (layout != "tokens")  # few rows
     assert any(program.grid[0] > 1 for program in sums)
