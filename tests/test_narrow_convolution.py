@@ -60,7 +60,7 @@ TILES = {
 }
 """For the convolution and for the gradient of its weight."""
 TILED = [*((HALF, name) for name in TILES), (torch.float32, "a tap")]
-"""In fp32 tiles are as small for all, see `tiles.fitted`."""
+"""Every tile in half precision; fp32 has small ones whatever is asked for, see `tiles.fitted`."""
 
 
 @pytest.fixture
