@@ -24,6 +24,7 @@ from rotationout.kernels.triton import (
 from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
+from rotationout.kernels.triton.tables import gather_sum_kernel
 
 pytestmark = MARKS
 
@@ -154,6 +155,23 @@ def test_a_program_adds_up_several_examples(memory: torch.memory_format, monkeyp
     ((plan, _),) = arrangements._plans.values()
     (sums,) = plan.sums.values()
     assert (sums.parts, sums.program.grid[0]) == (2, 2)
+
+
+@pytest.mark.usefixtures("_poisoned")
+def test_rows_with_pairings_of_their_own_are_split_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row is added up by one program, and by one alone."""
+    torch.manual_seed(19)
+    for name, value in {"SUM_TILE": (128, 128), "SUM_PARTS": (100, 100)}.items():
+        monkeypatch.setattr(sizes, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x = torch.randn(41, 48, device=DEVICE)
+    draw = new_draw(x, 1, "table", "row", "row")
+    expected = reference.rotate_centred(x, None, *draw, 1, True)
+    torch.testing.assert_close(rotate_centred(x, None, *draw, 1, True), expected)
+    ((plan, _),) = arrangements._plans.values()
+    (sums,) = plan.sums.values()
+    assert sums.program.kernel is gather_sum_kernel
+    assert sums.parts > 1
 
 
 @pytest.mark.usefixtures("_poisoned")
