@@ -5,8 +5,11 @@ Import this before kernels: whether they are interpreted is decided when they ar
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +25,37 @@ if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def crossed(*values: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Combinations of values, one of each kind: all on a GPU; interpreted, so many that every two values meet.
+
+    A kernel that is wrong is so for a value, or for two that come together; seldom for three alone.
+    """
+    every = list(itertools.product(*values))
     if GPU:
+        return every
+
+    def pairs(case: tuple[Any, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), 2))
+
+    chosen, missing = [], set().union(*map(pairs, every))
+    while missing:
+        chosen.append(max(every, key=lambda case: len(pairs(case) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton's interpreter as it would be with the numpy of today, and without work that is for nothing.
+
+    Triton 3.6 replaces the functions of its language by interpreted ones at every launch, and again whenever a kernel
+    calls a function: here once a test. And for every sum of integers it asks whether they overflow, which nobody is
+    told unless its kernels are debugged: here it does not ask.
+    """
+    if GPU:
+        yield
         return
+    import triton.language as tl
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -36,6 +66,14 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+    # Of a function it matters which modules it sees: a kernel the one, what it calls may see the other.
+    patched = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    monkeypatch.setattr(interpreter, "_patch_lang", lambda function: interpreter._LangPatchScope())
+    yield
+    patched.restore()
 
 
 @pytest.fixture

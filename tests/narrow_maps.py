@@ -40,7 +40,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(tiles.CONVOLVED, channels, tiles.CONVOLVED[channels]._replace(positions=64))
     for channels in tiles.WEIGHED:
         monkeypatch.setitem(tiles.WEIGHED, channels, tiles.WEIGHED[channels]._replace(positions=64, programs=6))
-    monkeypatch.setattr(tiles, "ADDED", (2, 64))
+    monkeypatch.setattr(tiles, "ADDED", (2, 512))
     monkeypatch.setattr(tiles, "FINISHED", (4, 8))
 
 

@@ -123,7 +123,7 @@ def found_again(block: nn.Module, x: Tensor) -> Tensor:
     return z
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 @pytest.mark.parametrize("use", [through_twice, frozen, with_kept_statistics, found_again])
 def test_blocks_may_be_used_as_torchs(use: Any) -> None:
     plain, ours = (ResNet(1, 3, fused=fused).stages[0].to(DEVICE).to(memory_format=LAST) for fused in (False, True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, LAST, Counted, error, fused, layer, leaves, maps, normalised, weights
@@ -16,7 +16,7 @@ from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
 from tests.narrow_maps import _few_programs as _few_programs
 from tests.narrow_maps import small_tiles as small_tiles
-from tests.test_narrow_convolution import CONVOLUTIONS, TILES
+from tests.test_narrow_convolution import CONVOLUTIONS, TILED
 from tests.test_narrow_convolution import tiled as tiled  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,10 +51,16 @@ def gradients(norm: nn.BatchNorm2d, run: Any, through: Any, x: Tensor, residual:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tiled"), [*((HALF, name) for name in TILES), (torch.float32, "a tap")], indirect=["tiled"], ids=str
+    ("dtype", "tiled", "kind", "case"),
+    [
+        (*tile, kind, case)
+        for tile, kind, case in crossed(
+            TILED, ["no relu", "relu", "residual", "residual, no relu"], ["odd", "several programs", "to more"]
+        )
+    ],
+    indirect=["tiled"],
+    ids=str,
 )
-@pytest.mark.parametrize("kind", ["no relu", "relu", "residual", "residual, no relu"])
-@pytest.mark.parametrize("case", ["odd", "several programs", "to more"])
 def test_a_norm_needs_no_sums_of_its_own(dtype: torch.dtype, case: str, kind: str, tiled: None, taken: Counted) -> None:
     """Gradients are as near to those in fp64 as those of a norm that takes them: by rounding of maps that were kept."""
     count, channels, outputs, height, width = CONVOLUTIONS[case]
@@ -195,8 +201,8 @@ def test_few_norms_of_a_network_take_sums(authors: bool, noisy: bool, expected: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("parts", "others"), [(1, 1), (5, 37), (37, 5)])
 def test_two_kinds_of_sums_are_added_up_at_once(parts: int, others: int, dtype: torch.dtype, small_tiles: None) -> None:
-    sums, more = torch.randn(parts, 6, 50).to(DEVICE), torch.randn(others, 2, 16).to(DEVICE)
-    total, other = torch.empty(6, 50, dtype=dtype, device=DEVICE), torch.empty(2, 16, device=DEVICE)
+    sums, more = torch.randn(parts, 6, 50).to(DEVICE), torch.randn(others, 2, 140).to(DEVICE)
+    total, other = torch.empty(6, 50, dtype=dtype, device=DEVICE), torch.empty(2, 140, device=DEVICE)
     add_up(sums, total, (more, other))
     assert error(total, sums.double().sum(0)) < (1e-6 if dtype == torch.float32 else 1e-3)
     assert error(other, more.double().sum(0)) < 1e-6

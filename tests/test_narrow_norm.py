@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, all_of, error, fused, layer, leaves, maps, normalised
@@ -23,10 +23,16 @@ from rotationout.experiments.narrow.convolving import convolve
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 
 
-@pytest.mark.parametrize("summed", [False, True], ids=["on its own", "after a convolution"])
-@pytest.mark.parametrize("relu", [True, False], ids=["relu", "no relu"])
-@pytest.mark.parametrize("added", [True, False], ids=["residual", "alone"])
-@pytest.mark.parametrize("shape", [(3, 16, 5, 7), (7, 32, 3, 11), (4, 64, 4, 4), (3, 48, 5, 5), (2, 16, 1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "added", "relu", "summed"),
+    crossed(
+        [(3, 16, 5, 7), (7, 32, 3, 11), (4, 64, 4, 4), (3, 48, 5, 5), (2, 16, 1, 1)],
+        [True, False],
+        [True, False],
+        [False, True],
+    ),
+    ids=str,
+)
 def test_normalisation_is_torchs(
     shape: tuple[int, ...], added: bool, relu: bool, summed: bool, small_tiles: None
 ) -> None:
@@ -127,7 +133,7 @@ def test_statistics_after_a_convolution(apart: float, tolerance: float) -> None:
     """
     norm, weight = layer(16), torch.zeros(16, 16, 3, 3).to(DEVICE)
     weight[:, :, 1, 1] = torch.eye(16)
-    x = (maps(8, 16, 20, 20) + apart).to(HALF)
+    x = (maps(8, 16, 12, 12) + apart).to(HALF)
     y, sums = convolve(x, weight, mirrored=False, origin=norm.running_mean)
     assert torch.equal(y, x)
     running = Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, 1.0)

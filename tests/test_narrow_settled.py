@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, LAST, Counted, error, layer, maps, normalised, weights
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
+from tests.narrow_maps import _few_programs as _few_programs
 from tests.narrow_maps import small_tiles as small_tiles
-from tests.test_narrow_convolution import CONVOLUTIONS, TILES
+from tests.test_narrow_convolution import CONVOLUTIONS, TILED
 from tests.test_narrow_convolution import tiled as tiled  # a fixture
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,13 +39,19 @@ def kept(norm: nn.BatchNorm2d, relu: bool) -> Kept:
     return Kept(norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach(), norm.eps, relu)
 
 
-@pytest.mark.parametrize("relu", [True, False], ids=["relu", "no relu"])
-@pytest.mark.parametrize("added", [True, False], ids=["residual", "alone"])
 @pytest.mark.parametrize(
-    ("dtype", "tiled"), [*((HALF, name) for name in TILES), (torch.float32, "a tap")], indirect=["tiled"], ids=str
+    ("dtype", "tiled", "case", "then"),
+    [
+        (*tile, case, then)
+        for tile, case, then in crossed(
+            TILED, ["odd", "several programs", "to more", "48"], ["", "residual", "relu", "residual, relu"]
+        )
+    ],
+    indirect=["tiled"],
+    ids=str,
 )
-@pytest.mark.parametrize("case", ["odd", "several programs", "to more", "48"])
-def test_a_launch_does_all_of_it(case: str, dtype: torch.dtype, added: bool, relu: bool, tiled: None) -> None:
+def test_a_launch_does_all_of_it(case: str, dtype: torch.dtype, then: str, tiled: None) -> None:
+    added, relu = "residual" in then, "relu" in then
     count, channels, outputs, height, width = CONVOLUTIONS[case]
     x, weight = maps(count, channels, height, width, dtype=dtype), weights(outputs, channels).to(dtype).float()
     residual, norm = maps(count, outputs, height, width, dtype=dtype) if added else None, settled(outputs)
@@ -101,7 +108,7 @@ def networks(authors: bool, noise: Any = None, **options: Any) -> tuple[nn.Modul
     return plain, ours, torch.randn(2, 3, 8, 8).to(DEVICE).contiguous(memory_format=LAST)
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 @pytest.mark.parametrize("authors", [True, False], ids=["projections", "padding"])
 def test_a_network_is_tested_as_torchs(authors: bool, launched: list[Counted], normed: list[int]) -> None:
     plain, ours, x = networks(authors)
@@ -115,7 +122,7 @@ def test_a_network_is_tested_as_torchs(authors: bool, launched: list[Counted], n
     assert all(torch.equal(buffer, before[name]) for name, buffer in ours.named_buffers())
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 def test_under_autocast_maps_are_rounded_once() -> None:
     """At most twice the error of torch's layers, each of which rounds."""
     plain, ours, x = networks(True)
@@ -127,7 +134,7 @@ def test_under_autocast_maps_are_rounded_once() -> None:
     assert error(mine, exact) <= 2 * error(theirs, exact)
 
 
-@pytest.mark.usefixtures("_everywhere")
+@pytest.mark.usefixtures("_everywhere", "_few_programs")
 @pytest.mark.parametrize("reason", ["gradients", "statistics of the batch", "a hook", "a noise at work", "a switch"])
 def test_what_else_a_network_may_be_asked(
     reason: str, launched: list[Counted], normed: list[int], monkeypatch: pytest.MonkeyPatch

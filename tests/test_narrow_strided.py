@@ -27,7 +27,7 @@ HALVED = {
     "to fewer": (2, 64, 16, 4, 6),
     "48": (3, 48, 48, 4, 6),
     "to one": (3, 16, 16, 2, 2),
-    "several programs": (3, 16, 16, 14, 16),
+    "several programs": (3, 16, 16, 10, 12),
 }
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.triton_cases import DTYPES, LAYOUTS, PER, assert_near, new_draw, new_features
@@ -214,25 +214,30 @@ def assert_turned_about_all(x: Tensor, mean: Tensor, weight: Tensor, pairing_per
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("features", [1025, 2100, 4096, 4097, 5000])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_long_rows_meet_in_shared_memory(features: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("features", "dtype", "adjoint"), crossed([1025, 2100, 4096, 4097, 5000], DTYPES, [False, True]), ids=str
+)
+def test_long_rows_meet_in_shared_memory(
+    features: int, dtype: torch.dtype, adjoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(16)
     monkeypatch.setattr(arrangements, "_plans", {})
     x = (torch.randn(2, 3, features, device=DEVICE) + 1).to(dtype)
     mean = torch.randn(features, device=DEVICE)
     weight = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], device=DEVICE)
-    for adjoint, pairing_per in ((False, "example"), (True, "batch")):
-        assert_turned_about_all(x, mean, weight, pairing_per, adjoint)
+    assert_turned_about_all(x, mean, weight, "batch" if adjoint else "example", adjoint)
     kernels = {program.kernel for plan, _ in arrangements._plans.values() for program in plan.programs.values()}
     assert kernels == {gather_kernel if features == 4097 else rows_kernel}
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("shape", [(1, 8, 2048), (1, 13, 1032), (2, 11, 1032), (2, 2, 2048)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "adjoint"),
+    crossed([(1, 8, 2048), (1, 13, 1032), (2, 11, 1032), (2, 2, 2048)], DTYPES, [False, True]),
+    ids=str,
+)
 def test_a_program_turns_long_rows_one_after_the_other(
-    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int], dtype: torch.dtype, adjoint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole walks, walks that end early and among examples, and tiles of which half are rows."""
     torch.manual_seed(17)
@@ -241,8 +246,7 @@ def test_a_program_turns_long_rows_one_after_the_other(
     x = (torch.randn(shape, device=DEVICE) + 1).to(dtype)
     mean = torch.randn(shape[2], device=DEVICE)
     weight = (torch.arange(shape[0] * shape[1], device=DEVICE) % 4 != 1).float().view(shape[:2])
-    for adjoint in (False, True):
-        assert_turned_about_all(x, mean, weight, "example", adjoint)
+    assert_turned_about_all(x, mean, weight, "example", adjoint)
     programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
     assert {program.kernel for program in programs} == {rows_kernel}
     tiles = {program.constants["BACKWARDS"]: program.constants["TILES"] for program in programs}

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.triton_cases import DTYPES, LAYOUTS, assert_near, new_draw, new_features
@@ -24,6 +24,7 @@ from rotationout.kernels.triton import (
 from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
 from rotationout.kernels.triton.launch import Program
+from rotationout.kernels.triton.tables import gather_sum_kernel
 
 pytestmark = MARKS
 
@@ -103,9 +104,21 @@ def test_a_running_mean_of_64_bits_keeps_them() -> None:
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("layout", ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"])
-@pytest.mark.parametrize("parts", [2, 100])
-def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("layout", "kind", "pairing_per", "angle_per", "parts"),
+    [
+        (layout, *pairings, angle_per, parts)
+        for layout, pairings, angle_per, parts in crossed(
+            ["maps of odd D", "large maps", "channels last", "tokens", "rows of odd D"],
+            [("structured", "row"), ("table", "example"), ("table", "batch")],
+            ["row", "example"],
+            [2, 100],
+        )
+    ],
+)
+def test_sums_are_split_over_many_programs(
+    layout: str, kind: str, pairing_per: str, angle_per: str, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In tiles of which a thread has several elements, as on a GPU; the smallest programs there are."""
     torch.manual_seed(11)
     for name, value in {
@@ -119,11 +132,9 @@ def test_sums_are_split_over_many_programs(layout: str, parts: int, monkeypatch:
     monkeypatch.setattr(arrangements, "_plans", {})
     x, dim = new_features(layout, torch.float32)
     torch.testing.assert_close(feature_sum(x, None, dim), reference.feature_sum(x, None, dim))
-    for kind, pairing_per in (("structured", "row"), ("table", "example"), ("table", "batch")):
-        for angle_per in ("row", "example"):
-            draw = new_draw(x, dim, kind, pairing_per, angle_per)
-            expected = reference.rotate_centred(x, None, *draw, dim, True)
-            torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
+    draw = new_draw(x, dim, kind, pairing_per, angle_per)
+    expected = reference.rotate_centred(x, None, *draw, dim, True)
+    torch.testing.assert_close(rotate_centred(x, None, *draw, dim, True), expected)
     sums = [sums.program for plan, _ in arrangements._plans.values() for sums in plan.sums.values()]
     assert any(program.constants.get("THREAD", 1) > 1 for program in sums) == (layout != "tokens")  # few rows
     assert any(program.grid[0] > 1 for program in sums)
@@ -144,6 +155,23 @@ def test_a_program_adds_up_several_examples(memory: torch.memory_format, monkeyp
     ((plan, _),) = arrangements._plans.values()
     (sums,) = plan.sums.values()
     assert (sums.parts, sums.program.grid[0]) == (2, 2)
+
+
+@pytest.mark.usefixtures("_poisoned")
+def test_rows_with_pairings_of_their_own_are_split_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row is added up by one program, and by one alone."""
+    torch.manual_seed(19)
+    for name, value in {"SUM_TILE": (128, 128), "SUM_PARTS": (100, 100)}.items():
+        monkeypatch.setattr(sizes, name, value)
+    monkeypatch.setattr(arrangements, "_plans", {})
+    x = torch.randn(41, 48, device=DEVICE)
+    draw = new_draw(x, 1, "table", "row", "row")
+    expected = reference.rotate_centred(x, None, *draw, 1, True)
+    torch.testing.assert_close(rotate_centred(x, None, *draw, 1, True), expected)
+    ((plan, _),) = arrangements._plans.values()
+    (sums,) = plan.sums.values()
+    assert sums.program.kernel is gather_sum_kernel
+    assert sums.parts > 1
 
 
 @pytest.mark.usefixtures("_poisoned")
