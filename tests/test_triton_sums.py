@@ -39,6 +39,13 @@ def test_feature_sums_equal_the_reference(layout: str) -> None:
     for weight in (None, torch.rand(leading, device=DEVICE), shared):
         actual, expected = feature_sum(x, weight, dim), reference.feature_sum(x, weight, dim)
         assert (actual - expected).abs().max() <= 1e-5 * x.numel()
+    kept = torch.rand(leading, device=DEVICE) < 0.7
+    weight = torch.where(kept, torch.rand(leading, device=DEVICE), 0.0)
+    padded = x.movedim(dim, -1).clone()
+    padded[~kept] = float("nan")  # padding may hold anything
+    expected = reference.feature_sum(torch.where(kept.unsqueeze(-1), x.movedim(dim, -1), 0.0), weight, -1)
+    actual = feature_sum(x.copy_(padded.movedim(-1, dim)), weight, dim)
+    assert (actual - expected).abs().max() <= 1e-5 * x.numel()
 
 
 @pytest.mark.usefixtures("_poisoned")
