@@ -262,3 +262,16 @@ def test_what_follows_a_layer_may_change_its_output_in_place(center: str | None)
 def seeded(layer: nn.Module, x: Tensor) -> Tensor:
     torch.manual_seed(5)
     return layer(x)
+
+
+@pytest.mark.parametrize("rows", [4, 8192])  # few elements have an implementation of their own
+@pytest.mark.parametrize("layer", [ro.RotationOut(0.5), ro.RotationOut1d(0.5, center=None)])
+def test_what_a_layer_was_given_may_be_changed_in_place_afterwards(layer: nn.Module, rows: int) -> None:
+    """As with torch's Dropout: nothing of the input is kept for backward."""
+    x = torch.randn(rows, 4, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(seeded(layer, x).square().sum(), x)
+    features = x * 1
+    loss = seeded(layer, features).square().sum()
+    features.relu_()
+    (ours,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(ours, expected)
