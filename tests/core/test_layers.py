@@ -116,6 +116,19 @@ def test_p_is_a_number_that_can_be_changed() -> None:
     assert module.p == 0.5
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ro.nn.CentredDropout(1 - 1e-9),
+        ro.nn.LockedDropout(1 - 1e-9),
+        ro.nn.GaussianDropout(1 - 1e-9),
+        ro.RotationOut(1 - 1e-9),
+    ],
+)
+def test_a_rate_that_fp32_rounds_to_one_drops_almost_everything_and_nothing_else(layer: nn.Module) -> None:
+    assert torch.isfinite(layer(torch.randn(3, 4, 8))).all()
+
+
 @pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double])
 def test_strength_survives_casts(cast: Callable[[nn.Module], nn.Module]) -> None:
     module = ro.RotationOut(0.3)

@@ -15,6 +15,9 @@ from ..kernels.autograd import follow_mean, mean_parts
 
 __all__ = ["CentredNoise", "Noise"]
 
+_LARGEST_RATE = 1 - 2**-24
+"""The last fp32 number before 1: a rate that is rounded to 1 would keep nothing and divide it by zero."""
+
 
 class Noise(_DropoutNd):
     """A layer with a strength. A dropout layer to torch, so that tools which look for those find it.
@@ -65,7 +68,8 @@ class Noise(_DropoutNd):
 
     def _parameter(self, rate: float) -> float:
         """The noise's own parameter at p = ``rate``."""
-        return strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+        own = strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+        return min(own, _LARGEST_RATE) if self._kind == "dropout" else own
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
