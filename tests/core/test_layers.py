@@ -162,6 +162,20 @@ def test_symbolic_tracing_of_the_eval_model() -> None:
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
 
 
+@pytest.mark.parametrize("layer", [ro.RotationOut(0.3), ro.nn.LockedDropout(0.3)])
+def test_symbolic_tracing_in_training_needs_leaves(layer: nn.Module) -> None:
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return ro.registry.is_noise(m) or super().is_leaf_module(m, module_qualified_name)
+
+    model = nn.Sequential(nn.Linear(6, 6), layer)
+    with pytest.raises(TypeError, match=r"got Proxy; .* only as a leaf"):
+        torch.fx.symbolic_trace(model)
+    x = torch.randn(2, 6)
+    followed = torch.fx.GraphModule(model, Tracer().trace(model))
+    torch.testing.assert_close(seeded(followed, x), seeded(model, x))
+
+
 def test_strength_survives_the_meta_device() -> None:
     with torch.device("meta"):
         module = nn.Sequential(ro.RotationOut(0.3))

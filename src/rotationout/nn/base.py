@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
-from ..functional.inputs import check_features, feature_mean, mask_weight, processes
+from ..functional.inputs import check_features, feature_mean, kind_of, mask_weight, processes
 from ..kernels.autograd import follow_mean, mean_parts
 
 __all__ = ["CentredNoise", "Noise"]
@@ -164,7 +164,7 @@ class CentredNoise(Noise):
         if not self.training:
             return input
         if not isinstance(input, Tensor) or input.ndim == 0:
-            got = "one without dimensions" if isinstance(input, Tensor) else type(input).__name__
+            got = "one without dimensions" if isinstance(input, Tensor) else kind_of(input)
             raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {got}")
         dim, batch_dim = self._axes(input)
         center = self._center(input, dim)
