@@ -46,6 +46,13 @@ def test_one_graph_serves_a_whole_schedule(name: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
+def test_blocks_are_compiled_for_maps_of_any_size() -> None:
+    layer = ro.RotationOut2d(0.5, block_size=3, coverage=0.5)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (5, 7, 2):
+        assert compiled(torch.randn(2, 6, size, size)).shape == (2, 6, size, size)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_masked_batches_of_any_size_are_compiled_and_a_running_mean_follows_them(dynamic: bool | None) -> None:
     """Batches come first whose sizes the compiler learns to be any, then masks whose sizes it has not seen."""

@@ -279,6 +279,11 @@ def test_leaving_one_out_of_dropout_keeps_its_noise() -> None:
     assert ours.p_ == PS[int(expected.argmin())]
 
 
+@pytest.mark.parametrize("ps", [0.5, np.array([[0.5]])])
+def test_a_single_candidate_is_one_in_any_shape(ps: Any) -> None:
+    assert RotationOutRegressorCV(ps).fit(*data(20, 4)[:2]).p_ == 0.5
+
+
 def test_degenerate_data_are_no_trouble_to_leaving_one_out() -> None:
     X = np.ones((5, 3))
     assert not RotationOutRegressorCV().fit(X, np.arange(5.0)).coef_.any()

@@ -104,7 +104,10 @@ class Rotation:
         >>> Rotation.from_permutation([2, 1, 0, 3], math.pi / 4).partner.tolist()
         [2, 3, 0, 1]
         """
-        order = torch.as_tensor(permutation)
+        try:
+            order = torch.as_tensor(permutation)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"permutation must hold integers along its last axis, got {permutation!r}") from error
         if order.ndim == 0 or order.is_floating_point() or order.is_complex() or order.dtype == torch.bool:
             raise TypeError(f"permutation must hold integers along its last axis, got {permutation!r}")
         order = order.long()
@@ -119,6 +122,8 @@ class Rotation:
             angle = torch.as_tensor(theta, device=order.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"theta must be an angle in radians, or a tensor of them, got {theta!r}") from error
+        if angle.is_complex():
+            raise TypeError(f"theta must be an angle in radians, or a tensor of them, got {theta!r}")
         angle = angle if angle.is_floating_point() else angle.to(torch.get_default_dtype())
         if not bool((angle.abs() < math.pi / 2).all()):
             raise ValueError(f"theta must lie strictly between −π/2 and π/2, where tan θ is finite, got {theta!r}")
@@ -164,6 +169,11 @@ class Rotation:
 
     def to(self, device: torch.device | str) -> Rotation:
         """The same draw on another device."""
+        if not isinstance(device, torch.device | str | int):
+            raise TypeError(
+                f"device must be where the draw is to live, e.g. 'cuda', got {type(device).__name__} {device!r}; "
+                "a draw serves features of every dtype"
+            )
         seed = None if self.seed is None else self.seed.to(device)
         return Rotation(self.tan.to(device), self.index.to(device), self.features, seed)
 
@@ -197,16 +207,17 @@ def sample_rotation(
     torch.Size([32, 8, 8])
     """
     draw = check_draw(draw)
-    if not isinstance(shape, Sequence) or isinstance(shape, str):
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or any(isinstance(n, float) for n in shape):
         raise TypeError(f"shape must be that of a tensor, e.g. (32, 64), got {type(shape).__name__} {shape!r}")
     size = tuple(int(n) for n in shape)
-    if min(size, default=0) < 0:
+    if any(n < 0 for n in size):
         raise ValueError(f"shape must have no negative sizes, got {size}")
     feature_axis = resolve_axis("dim", dim, len(size))
     check_features(size[feature_axis], dim)
     batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size), draw)
     leading = size[:feature_axis] + size[feature_axis + 1 :]
     scale = strength.from_lam(draw.law, strength.to_lam("dropout", p))
+    check_generator(generator)
     where = torch.device(device) if device is not None else generator.device if generator is not None else None
     return sample(leading, size[feature_axis], scale, draw, batch_axis, generator, where)
 
@@ -290,14 +301,17 @@ def sample(
 
 def random_source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:
     """Keyword arguments for torch's samplers. ``generator=None`` is left out: with it they take no symbolic sizes."""
-    if generator is None:
-        return {"device": device}
-    if not isinstance(generator, torch.Generator):
+    check_generator(generator)
+    return {"device": device} if generator is None else {"device": device, "generator": generator}
+
+
+def check_generator(generator: torch.Generator | None) -> None:
+    """A generator of torch, if there is one."""
+    if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             "generator must be a torch.Generator, e.g. torch.Generator().manual_seed(0), "
             f"got {type(generator).__name__} {generator!r}"
         )
-    return {"device": device, "generator": generator}
 
 
 def _sample_tan(shape: tuple[int, ...], scale: float | Tensor, draw: Draw, source: dict[str, Any]) -> Tensor:

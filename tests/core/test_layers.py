@@ -116,6 +116,19 @@ def test_p_is_a_number_that_can_be_changed() -> None:
     assert module.p == 0.5
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ro.nn.CentredDropout(1 - 1e-9),
+        ro.nn.LockedDropout(1 - 1e-9),
+        ro.nn.GaussianDropout(1 - 1e-9),
+        ro.RotationOut(1 - 1e-9),
+    ],
+)
+def test_a_rate_that_fp32_rounds_to_one_drops_almost_everything_and_nothing_else(layer: nn.Module) -> None:
+    assert torch.isfinite(layer(torch.randn(3, 4, 8))).all()
+
+
 @pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double])
 def test_strength_survives_casts(cast: Callable[[nn.Module], nn.Module]) -> None:
     module = ro.RotationOut(0.3)
@@ -147,6 +160,20 @@ def test_symbolic_tracing_of_the_eval_model() -> None:
     model = nn.Sequential(nn.Linear(6, 6), ro.RotationOut(0.3), ro.RotationOut2d(0.3)).eval()
     x = torch.randn(2, 6)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+@pytest.mark.parametrize("layer", [ro.RotationOut(0.3), ro.nn.LockedDropout(0.3)])
+def test_symbolic_tracing_in_training_needs_leaves(layer: nn.Module) -> None:
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return ro.registry.is_noise(m) or super().is_leaf_module(m, module_qualified_name)
+
+    model = nn.Sequential(nn.Linear(6, 6), layer)
+    with pytest.raises(TypeError, match=r"got Proxy; .* only as a leaf"):
+        torch.fx.symbolic_trace(model)
+    x = torch.randn(2, 6)
+    followed = torch.fx.GraphModule(model, Tracer().trace(model))
+    torch.testing.assert_close(seeded(followed, x), seeded(model, x))
 
 
 def test_strength_survives_the_meta_device() -> None:
@@ -262,3 +289,16 @@ def test_what_follows_a_layer_may_change_its_output_in_place(center: str | None)
 def seeded(layer: nn.Module, x: Tensor) -> Tensor:
     torch.manual_seed(5)
     return layer(x)
+
+
+@pytest.mark.parametrize("rows", [4, 8192])  # few elements have an implementation of their own
+@pytest.mark.parametrize("layer", [ro.RotationOut(0.5), ro.RotationOut1d(0.5, center=None)])
+def test_what_a_layer_was_given_may_be_changed_in_place_afterwards(layer: nn.Module, rows: int) -> None:
+    """As with torch's Dropout: nothing of the input is kept for backward."""
+    x = torch.randn(rows, 4, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(seeded(layer, x).square().sum(), x)
+    features = x * 1
+    loss = seeded(layer, features).square().sum()
+    features.relu_()
+    (ours,) = torch.autograd.grad(loss, x)
+    torch.testing.assert_close(ours, expected)

@@ -328,12 +328,22 @@ def test_what_it_says_of_itself() -> None:
         (lambda: norm.GhostBatchNorm1d(3, ghost_batch=8.0), ValueError, "ghost_batch must be None or a whole number"),
         (lambda: norm.GhostBatchNorm1d(3)(torch.randn(1, 3)), ValueError, "more than 1 value per channel"),
         (lambda: norm.PolyBatchNorm1d(3), ValueError, "needs batch_size"),
+        (lambda: norm.CrossNorm2d(3, batch_size=8), TypeError, "^CrossNorm2d: got an unexpected .*'batch_size'"),
+        (lambda: norm.PolyBatchNorm3d(3, batch=8), TypeError, "^PolyBatchNorm3d: got an unexpected .*'batch'"),
         (lambda: norm.PolyBatchNorm1d(3, batch_size=1), ValueError, "at least 2"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4, 4), (8, 3, 0, 4)])
+def test_statistics_of_nothing_are_those_of_before(shape: tuple[int, ...]) -> None:
+    for module in (norm.GhostBatchNorm2d(3, ghost_batch=2), norm.PolyBatchNorm2d(3, ghost_batch=2)):
+        assert module(torch.randn(shape)).shape == shape
+        assert module.running_mean.tolist() == [0.0] * 3
+        assert module.running_var.tolist() == [1.0] * 3
 
 
 def test_the_fewest_examples_that_are_allowed() -> None:

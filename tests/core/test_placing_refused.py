@@ -53,6 +53,8 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         ),
         (lambda: ro.insert(Network(), MAPS, before="conv1"), ValueError, r"near are 'layer1\.0\.conv1'"),
         (lambda: ro.insert(Network(), MAPS, before="zzzz"), ValueError, r"there are 'stem', 'layer1'"),
+        (lambda: ro.insert(nn.Linear(2, 2), VECTORS, before="*"), ValueError, "no parts with names: choose it by its"),
+        (lambda: ro.insert_in_stages(nn.Linear(2, 2), MAPS), ValueError, "and the model has no parts with names"),
         (
             lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, within="layre1"),
             ValueError,

@@ -64,6 +64,7 @@ def test_a_schedule_reaches_placed_noises_and_its_state_can_be_saved() -> None:
     [
         (lambda: ro.Schedule.constant(nn.Linear(2, 2)), ValueError, "no noise of rotationout to schedule"),
         (lambda: ro.Schedule.constant([]), ValueError, "no noise to schedule"),
+        (lambda: ro.Schedule.constant(0.5), TypeError, r"noises must be a model, .*got float 0\.5"),
         (lambda: ro.Schedule.constant([nn.Linear(2, 2)]), TypeError, "modules with a strength p"),
         (lambda: ro.Schedule(ro.RotationOut(), 0.5), TypeError, "factor must be a function of the step"),
         (lambda: ro.Schedule(ro.RotationOut(), lambda step: "a"), TypeError, "factor must be a number"),

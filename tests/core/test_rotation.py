@@ -144,6 +144,8 @@ def test_moving_a_rotation() -> None:
         ([0], ValueError, "at least 2 features"),
         ([0.0, 1.0], TypeError, "integers"),
         (3, TypeError, "integers along its last axis"),
+        ("01", TypeError, "integers along its last axis, got '01'"),
+        ([[0, 1], [0]], TypeError, "integers along its last axis"),
     ],
 )
 def test_bad_permutations(permutation: object, error: type[Exception], message: str) -> None:
@@ -157,7 +159,7 @@ def test_bad_angles(theta: float) -> None:
         ro.Rotation.from_permutation([0, 1], theta)
 
 
-@pytest.mark.parametrize("theta", ["0.1", None])
+@pytest.mark.parametrize("theta", ["0.1", None, 0.1j])
 def test_angles_that_are_no_numbers(theta: object) -> None:
     with pytest.raises(TypeError, match="theta must be an angle in radians, or a tensor of them, got "):
         ro.Rotation.from_permutation([0, 1], theta)  # type: ignore[arg-type]
@@ -174,6 +176,12 @@ def test_bad_arguments_of_sample_rotation() -> None:
         ro.sample_rotation((4, 1), 0.2)
     with pytest.raises(TypeError, match=r"shape must be that of a tensor, e\.g\. \(32, 64\), got int 6"):
         ro.sample_rotation(6, 0.2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"shape must be that of a tensor, e\.g\. \(32, 64\), got tuple \(4\.7, 6\)"):
+        ro.sample_rotation((4.7, 6), 0.2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, .* got int 3"):
+        ro.sample_rotation((4, 6), 0.2, generator=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"device must be where the draw is to live, .*got dtype torch\.float64"):
+        ro.sample_rotation((4, 6), 0.2).to(torch.float64)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape must have no negative sizes, got \(-1, 6\)"):
         ro.sample_rotation((-1, 6), 0.2)
     with pytest.raises(IndexError, match="dim = 2 does not exist in a tensor with 2 dimensions"):

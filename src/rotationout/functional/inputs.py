@@ -17,6 +17,7 @@ __all__ = [
     "check_features",
     "check_mean",
     "feature_mean",
+    "kind_of",
     "mask_weight",
     "processes",
 ]
@@ -25,7 +26,7 @@ __all__ = [
 def check_features(x: Tensor, dim: int) -> int:
     """The feature axis of ``x`` counted from the front, if it is a dense floating-point tensor that has one."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
+        raise TypeError(f"x must be a Tensor, got {kind_of(x)}")
     check_dense(x)
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise TypeError(
@@ -34,6 +35,14 @@ def check_features(x: Tensor, dim: int) -> int:
     if x.ndim == 0:
         raise ValueError("x must have a feature axis, got a tensor without dimensions")
     return rotation.resolve_axis("dim", dim, x.ndim)
+
+
+def kind_of(x: object) -> str:
+    """The type of what is no tensor, for a sentence; of torch.fx's proxies also what to do about them."""
+    kind = type(x).__name__
+    if kind != "Proxy":
+        return kind
+    return "Proxy; torch.fx can follow noise in training only as a leaf: see is_leaf_module of torch.fx.Tracer"
 
 
 def check_dense(x: Tensor) -> None:

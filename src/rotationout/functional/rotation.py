@@ -191,7 +191,9 @@ def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -
         return 1.0
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"block_size must be a positive integer or None, got {block_size!r}")
-    fraction = 0.1 if coverage is None else strength.check_number("coverage", coverage)
+    fraction = 0.1 if coverage is None else coverage
+    if not isinstance(fraction, float):  # of a number that it does not know torch.compile tells no more than its type
+        fraction = strength.check_number("coverage", fraction)
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"coverage must be in (0, 1], got {fraction!r}; for no noise set p = 0")
     if spatial == 0:

@@ -1,7 +1,7 @@
 """The operator on few elements on a CPU, where the calls of torch are the cost and not the elements.
 
 A plain expression that autograd differentiates by itself: a few calls forward and fewer backward. It keeps the partner
-of every feature for that, and its factor, so it is for small tensors only.
+of every feature for that, its factor and their product, so it is for small tensors only.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def rotate(
     wide = torch.promote_types(x.dtype, torch.float32)
     features = x.to(wide)
     partner, sign = _pairs(index, seed, x.size(dim), wide)
-    turn = aligned(sign * (-tan if adjoint else tan).to(wide).unsqueeze(-1))
+    # The partner's sign is the other one, so a turn can come before the fetch: gather keeps what it is given for
+    # backward, and x itself may change in place by then.
+    turn = aligned(sign * (tan if adjoint else -tan).to(wide).unsqueeze(-1))
     centred = features if mean is None else features - aligned(mean)
-    other = _fetch(centred, aligned(partner), dim)
-    return torch.addcmul(features, other, turn).to(x.dtype)
+    return (features + _fetch(centred * turn, aligned(partner), dim)).to(x.dtype)
 
 
 rotate_centred = functools.partial(reference.rotate_centred, rotate=rotate)

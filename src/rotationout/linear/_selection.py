@@ -38,7 +38,8 @@ class _SelectedStrengthRegressor(MarginalRegressor):
             y: targets, (n,) or (n, k).
             sample_weight: how much each row counts, (n,), in the fit and in the error; once if not given.
         """
-        lams = self._strengths()
+        rates = self._rates()
+        lams = [strength.to_lam("dropout", p) for p in rates]
         sample, single = self._sample(X, y, sample_weight)
         noise = _solve.NOISES[self._noise]
         spectrum = Spectrum(sample, noise)
@@ -49,17 +50,17 @@ class _SelectedStrengthRegressor(MarginalRegressor):
             folds = check_cv(self.cv).split(sample.x, sample.y)
             self.errors_ = fold_errors(sample, noise, lams, folds)
         best = int(np.argmin(self.errors_))
-        self.p_ = float(self.ps[best])
+        self.p_ = rates[best]
         self._keep(spectrum.weights(lams[best : best + 1])[0], sample, single=single)
         return self
 
-    def _strengths(self) -> list[float]:
+    def _rates(self) -> list[float]:
         rates = [strength.check_rate(p, "ps") for p in np.asarray(self.ps).ravel().tolist()]
         if not rates or min(rates) == 0.0:
             raise ValueError(
                 f"ps must have at least one entry, all positive, got {self.ps!r}; for no noise use a small one, 1e-6"
             )
-        return [strength.to_lam("dropout", p) for p in rates]
+        return rates
 
 
 def _check_enough(sample: Sample) -> None:

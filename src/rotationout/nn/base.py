@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
-from ..functional.inputs import check_features, feature_mean, mask_weight, processes
+from ..functional.inputs import check_features, feature_mean, kind_of, mask_weight, processes
 from ..kernels.autograd import follow_mean, mean_parts
 
 __all__ = ["CentredNoise", "Noise"]
+
+_LARGEST_RATE = 1 - 2**-24
+"""The last fp32 number before 1: a rate that is rounded to 1 would keep nothing and divide it by zero."""
 
 
 class Noise(_DropoutNd):
@@ -65,7 +68,8 @@ class Noise(_DropoutNd):
 
     def _parameter(self, rate: float) -> float:
         """The noise's own parameter at p = ``rate``."""
-        return strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+        own = strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+        return min(own, _LARGEST_RATE) if self._kind == "dropout" else own
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -160,7 +164,7 @@ class CentredNoise(Noise):
         if not self.training:
             return input
         if not isinstance(input, Tensor) or input.ndim == 0:
-            got = "one without dimensions" if isinstance(input, Tensor) else type(input).__name__
+            got = "one without dimensions" if isinstance(input, Tensor) else kind_of(input)
             raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {got}")
         dim, batch_dim = self._axes(input)
         center = self._center(input, dim)

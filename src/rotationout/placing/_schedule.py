@@ -148,6 +148,8 @@ def _check_noises(noises: _Noises) -> list[Any]:
                 "the model has no noise of rotationout to schedule: insert it first, or give the modules to schedule"
             )
         return found
+    if not isinstance(noises, Iterable):
+        raise TypeError(f"noises must be a model, a report or modules, got {type(noises).__name__} {noises!r}")
     found = list(noises)
     for noise in found:
         if not isinstance(noise, nn.Module) or not isinstance(getattr(noise, "p", None), float | int):

@@ -130,7 +130,9 @@ def select(
 
 def near(wanted: str, names: Iterable[str]) -> str:
     """The names nearest to a pattern, for a sentence."""
-    known = list(dict.fromkeys(names))
+    known = [name for name in dict.fromkeys(names) if name]
+    if not known:
+        return "the model has no parts with names: choose it by its type"
     plain = wanted.replace("*", "")
     close = difflib.get_close_matches(plain, known, n=3, cutoff=0.6)
     if not close:  # perhaps only the end of the name was given

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..arguments import checked
 from .statistics import Examples, chunk_moments, chunks, example_moments
 
 __all__ = ["ChunkedNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
@@ -30,6 +31,7 @@ class ChunkedNorm(_BatchNorm):
 
     num_batches_tracked: Tensor
 
+    @checked({})
     def __init__(
         self,
         num_features: int,
@@ -62,8 +64,8 @@ class ChunkedNorm(_BatchNorm):
         return self._evaluate(input)
 
     def _normalize(self, input: Tensor) -> Tensor:
-        if self.ghost_batch is None or input.size(0) < 2 * self.ghost_batch:  # one chunk: torch's own
-            return super().forward(input)
+        if self.ghost_batch is None or input.size(0) < 2 * self.ghost_batch or input.numel() == 0:
+            return super().forward(input)  # one chunk, or none: torch's own
         return self._normalize_in_chunks(input)
 
     def _evaluate(self, input: Tensor) -> Tensor:

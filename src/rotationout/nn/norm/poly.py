@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arguments import checked
 from . import expectation
 from .ghost import ChunkedNorm
 
@@ -14,6 +15,7 @@ __all__ = ["PolyBatchNorm1d", "PolyBatchNorm2d", "PolyBatchNorm3d"]
 
 
 class _PolyBatchNorm(ChunkedNorm):
+    @checked({})
     def __init__(
         self,
         num_features: int,
