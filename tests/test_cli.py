@@ -143,6 +143,11 @@ MISTAKES = [
     ("features . .", 2, "must be a file, and '.' is a folder"),
     ("score bccd --data . --results damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("score bccd --data . --results lacking", 1, "none_seed0.json is damaged, or not what its name says: KeyError"),
+    (
+        "score coco --data . --results lacking",
+        1,
+        "none_seed0.detections.json.gz does not hold detections, or is damaged",
+    ),
     ("bench --device cuda:99 --shape 4,4", 1, "torch finds no GPU here"),
     ("bench --device cuda:255 --shape 4,4", 1, "torch finds no GPU here"),
     ("bench --device vulkan --shape 4,4", 1, "device 'vulkan' was asked for, but torch cannot compute there"),
@@ -162,9 +167,10 @@ def test_mistakes_are_told_in_a_line(
     (tmp_path / "lacking" / "cifar100_ghost").mkdir(parents=True)
     record = {"row": "GroupNorm", "seed": 0, "config": {}}
     (tmp_path / "lacking" / "cifar100_ghost" / "groupnorm_seed0.json").write_text(json.dumps(record))
-    (tmp_path / "lacking" / "bccd").mkdir()
-    (tmp_path / "lacking" / "bccd" / "none_seed0.json").write_text(json.dumps(record))
-    (tmp_path / "lacking" / "bccd" / "none_seed0.detections.json.gz").touch()
+    for table, config in {"bccd": {}, "coco": {"test_split": "val"}}.items():
+        (tmp_path / "lacking" / table).mkdir()
+        (tmp_path / "lacking" / table / "none_seed0.json").write_text(json.dumps({**record, "config": config}))
+        (tmp_path / "lacking" / table / "none_seed0.detections.json.gz").write_bytes(b"\x1f\x8b\x08")
     (tmp_path / "study").mkdir()
     for name in ("digits", "small_batch", "ops_cpu"):
         (tmp_path / "study" / f"{name}.json").write_text("[]")

@@ -127,3 +127,9 @@ def test_records_whose_names_are_none_are_refused(name: str, value: object, tmp_
         (tmp_path / "plane" / f"{place}.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"1\.json is not the record of a run: it must have a row, a seed"):
         results.read_records(tmp_path, "plane")
+
+
+def test_hidden_files_beside_records_are_left_alone(tmp_path: Path) -> None:
+    results.write_record(results.record_path(tmp_path, rows()[0]), rows()[0], {})
+    (tmp_path / "plane" / "._none_seed0.json").write_bytes(b"\x00\x05\x16\x07")  # as macOS copies
+    assert [record["row"] for record in results.read_records(tmp_path, "plane")] == ["none"]

@@ -80,8 +80,9 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
-    """All records of a recipe, ordered by row and seed."""
-    records = [read_record(path) for path in (folder / recipe).glob("*.json")]
+    """All records of a recipe, ordered by row and seed. Files that are hidden are not ours: some systems leave them."""
+    paths = [path for path in (folder / recipe).glob("*.json") if not path.name.startswith(".")]
+    records = [read_record(path) for path in paths]
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
 
 
