@@ -114,6 +114,8 @@ MISTAKES = [
     ("train an4 --data .", 1, "neither a manifest.tsv nor a folder with a wav.scp"),
     ("train an4 --data . --device meta", 1, "device 'meta' was asked for, but torch cannot compute there"),
     ("sweep an4 --data . --seeds 3-1", 2, "must be numbers and ranges, as in 0,1,2 or 0-4, got '3-1'"),
+    ("sweep an4 --data . --seeds 4294967296", 2, "must be at most 4294967295, got '4294967296'"),
+    ("train an4 --data . --seed 4294967296", 2, "'--seed': must be at most 4294967295, got 4294967296"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
     ("table an4", 1, "there are no records of an4 in results yet; rotationout sweep an4 makes them"),
@@ -133,7 +135,21 @@ MISTAKES = [
     ("bench --dtype int8", 2, "must be one of 'float32'"),
     ("bench --out nowhere/record.json", 2, "there is no folder 'nowhere' to write to"),
     ("bench --p 1", 2, "p is a drop probability"),
+    ("bench --p 0", 2, "0 would time layers that do nothing"),
+    ("bench --out .", 2, "must be a file, and '.' is a folder"),
+    ("bench --shape 99999999999999999999,2", 2, "has more elements than a tensor can have"),
+    ("bench --shape 1000000000,1000000000", 1, "there is not enough memory: "),
+    ("bench --threads 1000000", 2, "Invalid value for '--threads'"),
+    ("features . .", 2, "must be a file, and '.' is a folder"),
+    ("score bccd --data . --results damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
+    ("score bccd --data . --results lacking", 1, "none_seed0.json is damaged, or not what its name says: KeyError"),
+    (
+        "score coco --data . --results lacking",
+        1,
+        "none_seed0.detections.json.gz does not hold detections, or is damaged",
+    ),
     ("bench --device cuda:99 --shape 4,4", 1, "torch finds no GPU here"),
+    ("bench --device cuda:255 --shape 4,4", 1, "torch finds no GPU here"),
     ("bench --device vulkan --shape 4,4", 1, "device 'vulkan' was asked for, but torch cannot compute there"),
 ]
 
@@ -145,12 +161,16 @@ def test_mistakes_are_told_in_a_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "file").touch()
-    for table, text in {"wsj": "{", "an4": "{}"}.items():
+    for table, text in {"wsj": "{", "an4": "{}", "bccd": "{"}.items():
         (tmp_path / "damaged" / table).mkdir(parents=True)
         (tmp_path / "damaged" / table / "none_seed0.json").write_text(text)
     (tmp_path / "lacking" / "cifar100_ghost").mkdir(parents=True)
     record = {"row": "GroupNorm", "seed": 0, "config": {}}
     (tmp_path / "lacking" / "cifar100_ghost" / "groupnorm_seed0.json").write_text(json.dumps(record))
+    for table, config in {"bccd": {}, "coco": {"test_split": "val"}}.items():
+        (tmp_path / "lacking" / table).mkdir()
+        (tmp_path / "lacking" / table / "none_seed0.json").write_text(json.dumps({**record, "config": config}))
+        (tmp_path / "lacking" / table / "none_seed0.detections.json.gz").write_bytes(b"\x1f\x8b\x08")
     (tmp_path / "study").mkdir()
     for name in ("digits", "small_batch", "ops_cpu"):
         (tmp_path / "study" / f"{name}.json").write_text("[]")
@@ -255,7 +275,7 @@ def test_lists_and_records_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_noises_are_timed_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "--shape", "8,6", "--shape", "4,6,3,3", "--rounds", "2", "--device", "cpu"]
+    words = ["bench", "--shape", "8,6", "--shape", "4,6,3,3", "--shape", "3x5", "--rounds", "2", "--device", "cpu"]
     assert cli.main([*words, "--json", "--out", str(tmp_path / "record.json")]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads((tmp_path / "record.json").read_text())
@@ -263,6 +283,8 @@ def test_noises_are_timed_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     assert rows["(8, 6)", "nn.Dropout"]["bytes_kept"] == 4 * 48, "a mask of floats"
     assert ("(4, 6, 3, 3)", "nn.Dropout2d") in rows
     assert ("(8, 6)", "nn.Dropout2d") not in rows
+    assert ("(8, 6)", "authors' formula") in rows
+    assert ("(3, 5)", "authors' formula") not in rows, "it pairs all features"
     assert all(row["ms"] > 0 for row in shown["rows"])
     assert cli.main(words) == 0
     assert re.search(r"^\| nn.Dropout \| [\d.]+ \| 1.00 \| 0.2 \| 100.00 \|$", capsys.readouterr().out, flags=re.M)

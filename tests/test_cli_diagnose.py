@@ -69,6 +69,21 @@ def once():
     return (batch for batch in loader())
 
 
+def failing():
+    yield torch.randn(16, 6)
+    raise KeyError("gone")
+
+
+class Torn(nn.Linear):
+    def forward(self, x):
+        if not self.training:
+            raise RuntimeError("not for tests")
+        print("learning")
+        return super().forward(x)
+
+
+torn, single = nn.Sequential(Torn(6, 8)), nn.Linear(6, 8)
+mixed = [torch.randn(16, 6), torch.randn(16, 7)]
 batches = [torch.randn(16, 6) for _ in range(3)]
 more = [torch.randn(64, 6) for _ in range(20)]
 clean = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
@@ -91,10 +106,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "my_models.py").write_text(MODULE)
     (tmp_path / "my_broken.py").write_text("import rotationout\nraise RuntimeError('not yet')\n")
     (tmp_path / "my_needy.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "my_script.py").write_text("import sys\nsys.exit(2)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     yield tmp_path
-    for name in ("my_models", "my_broken", "my_needy"):
+    for name in ("my_models", "my_broken", "my_needy", "my_script"):
         sys.modules.pop(name, None)
 
 
@@ -181,10 +197,25 @@ def test_keyword_arguments_and_a_model_without_batchnorm(here: Path, capsys: Any
 def test_examples_of_a_file_are_shuffled_together(here: Path) -> None:
     torch.save({"a": torch.arange(10), "b": torch.arange(10) * 2}, here / "sorted.pt")
     batches = list(loading.batches_of("sorted.pt", size=4, limit=9))
-    assert [len(batch["a"]) for batch in batches] == [4, 4, 2]
+    assert [len(batch["a"]) for batch in batches] == [4, 3, 3]
     order = torch.cat([batch["a"] for batch in batches])
     assert not torch.equal(order, torch.arange(10))
     assert torch.equal(torch.cat([batch["b"] for batch in batches]), 2 * order)
+
+
+def test_no_batch_of_a_file_is_a_single_example(here: Path) -> None:
+    """BatchNorm refuses one while it learns."""
+    torch.save(torch.randn(65, 6), here / "odd.pt")
+    assert [len(batch) for batch in loading.batches_of("odd.pt", size=64, limit=9)] == [33, 32]
+
+
+def test_a_model_that_is_a_layer_has_no_layers(here: Path, capsys: Any) -> None:
+    assert printed(capsys, "my_models:single", "--data", "my_models:batches")["coadaptation"] == []
+
+
+def test_what_a_model_prints_is_no_data(here: Path, capsys: Any) -> None:
+    (here / "my_models.py").write_text(MODULE.replace("if not self.training", "if False"))
+    assert printed(capsys, "my_models:torn", "--data", "my_models:batches")["model"] == "my_models:torn"
 
 
 def test_weights_are_loaded(here: Path, capsys: Any) -> None:
@@ -208,6 +239,12 @@ MISTAKES = [
     ("my_models", 2, "must be pkg.module:name, for instance my_project.models:build_model, got 'my_models'"),
     ("my_modles:build", 2, "there is no module 'my_modles', neither in"),
     ("my_models:biuld", 2, "my_models has no 'biuld'; did you mean 'build'?"),
+    ("./my_models.py:build", 2, "must be pkg.module:name"),
+    ("my_script:build", 1, "my_script cannot be imported: SystemExit: 2 ("),
+    ("my_models:build --data my_models:mixed", 1, "the model cannot be run on all batches, in training and in testing"),
+    ("my_models:torn --data my_models:batches", 1, "in training and in testing mode: RuntimeError: not for tests ("),
+    ("my_models:build --data my_models:failing", 1, "my_models:failing failed: KeyError: 'gone' ("),
+    ("my_models:build --data number.pt", 1, "examples along the first axis, got a number"),
     ("my_models:needs", 2, "my_models:needs needs arguments (width); name a function that needs none"),
     ("my_models:number", 2, "must be or return a torch.nn.Module, got int"),
     ("my_models:broken", 1, "my_models:broken failed: IndexError: list index out of range ("),
@@ -220,7 +257,11 @@ MISTAKES = [
     ("my_models:build --data text.pt", 1, "text.pt cannot be read: it is damaged, or holds something else"),
     ("my_models:build --data text.npy", 1, "text.npy cannot be read: it is damaged, or holds something else"),
     ("my_models:build --data many.npz", 1, "many.npz must hold one array, or the inputs as x; it holds a, b"),
-    ("my_models:build --data words.pt", 1, "words.pt must hold inputs as tensors, got str"),
+    (
+        "my_models:build --data words.pt",
+        1,
+        "words.pt must hold inputs as tensors, examples along the first axis, got str",
+    ),
     ("my_models:build --data wide.pt", 1, "the model cannot be run on the first batch: RuntimeError: mat1 and mat2"),
     ("my_models:build --weights words.pt", 1, "words.pt must hold a state_dict, tensors by name, got str"),
 ]
@@ -233,6 +274,7 @@ def test_mistakes_are_told_in_a_line(line: str, code: int, message: str, here: P
     np.savez(here / "many.npz", a=np.zeros(3), b=np.zeros(3))
     torch.save("hello", here / "words.pt")
     torch.save(torch.randn(20, 7), here / "wide.pt")
+    torch.save(torch.tensor(1.0), here / "number.pt")
     assert cli.main(["diagnose", *line.split(), "--device", "cpu"]) == code
     err = said(capsys)
     assert message in err

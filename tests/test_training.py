@@ -380,10 +380,11 @@ def test_tables_come_from_records_alone(tmp_path: Path, capsys: pytest.CaptureFi
     for row, values in scores.items():
         for seed, value in enumerate(values):
             found = {c.row: c for c in TABLES[TABLE]()}[row].replace(seed=seed)
-            measured = {"last10_top1": value, "best_top1": value + 0.25}
+            measured = {"last10_top1": value, "best_top1": value + 0.25, "device": "CPU"}
             results.write_record(results.record_path(tmp_path, found), found, measured)
     assert cli.main(["table", TABLE, "--out", str(tmp_path)]) == 0
-    lines = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()[2:]}
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    lines = {line.split("|")[1].strip(): line for line in shown}
     none, dropout, rotation = (lines[row] for row in list(scores)[:3])
     assert "| 3 | 70.10 ± 0.10 * | 71.93 ± 0.16 | 70.35 ± 0.10 * | 72.12 ± 0.18 | – | – |" in none
     assert "| 3 | 71.20 ± 0.20 * | 73.33 ± 0.27 |" in dropout

@@ -142,6 +142,7 @@ def test_a_process_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: p
     with pytest.raises(ChildProcessError) as raised:
         share_out(work(tmp_path, "wrong", "crash", "good"), 3)
     assert str(raised.value) == "process 1 of 3: it cannot be made; process 2 of 3: ended with exit code 7"
+    assert "process 2 of 3: ended with exit code 7\n" in capsys.readouterr().err, "when it happens, not only at the end"
     assert [record["row"] for record in results.read_records(tmp_path / "records", "slope")] == ["good"]
 
 

@@ -69,7 +69,8 @@ def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
         "RotationOut, un-centred": layer(p, center=None),
         "RotationOut, batch-centred": layer(p, center="batch"),
     }
-    found["authors' formula"] = authors_formula(p)
+    if shape[1] % 2 == 0:  # it pairs all of them
+        found["authors' formula"] = authors_formula(p)
     if maps:
         found["nn.Dropout2d"] = nn.Dropout2d(p)
         try:

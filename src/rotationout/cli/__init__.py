@@ -16,6 +16,7 @@ a bug and ends in a traceback.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -29,8 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0.1.0
     0
     """
+    _prepare_streams()
     try:
         from .app import run
+
+        return run(sys.argv[1:] if arguments is None else list(arguments))
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
@@ -39,4 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    return run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # before the command began, while torch was imported
+        print("rotationout: interrupted", file=sys.stderr)
+        return 130
+
+
+def _prepare_streams() -> None:
+    """Let what is printed to a closed stream vanish, and stand ``?`` for characters that an encoding does not have."""
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="replace")

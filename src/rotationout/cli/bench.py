@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from .options import Device, Json
 from .output import print_json, show
-from .trouble import chosen, misuse, say
+from .trouble import check_place, chosen, misuse, say
 
 if TYPE_CHECKING:
     from ..report.page import Table
@@ -23,6 +24,10 @@ SHAPES = {
 }
 """What is timed if no shape is given; a GPU needs more to do."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+MOST_THREADS = 1024
+"""Torch would start them all, however many."""
+MOST_ELEMENTS = 2**60
+"""Of more torch cannot count the bytes."""
 
 
 def bench(
@@ -34,7 +39,7 @@ def bench(
     rounds: Annotated[int, typer.Option("--rounds", min=2, help="Turns of each noise.")] = 15,
     dtype: Annotated[str, typer.Option("--dtype", help=f"Of the features: {', '.join(DTYPES)}.")] = "float32",
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of the CPU; torch's choice if not given.")
+        int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="Of the CPU; torch's choice if not given.")
     ] = None,
     device: Device = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the record here too.")] = None,
@@ -59,8 +64,10 @@ def bench(
         check_rate(p)
     except ValueError as error:
         misuse(str(error), "--p")
-    if out is not None and not out.parent.is_dir():
-        misuse(f"there is no folder {str(out.parent)!r} to write to", "--out")  # before the work, not after it
+    if p == 0.0:
+        misuse("0 would time layers that do nothing; give a number in (0, 1)", "--p")
+    if out is not None:
+        check_place(out, "--out")
     kind = getattr(torch, chosen("--dtype", dtype, DTYPES))
     if threads is not None:
         torch.set_num_threads(threads)
@@ -87,6 +94,8 @@ def _shape(text: str) -> tuple[int, ...]:
         misuse(f"must be N,D or N,T,D or N,C,H,W, for instance 128,64,32,32, got {text!r}", "--shape")
     if int(sizes[1 if len(sizes) == 4 else -1]) < 2:
         misuse(f"must have at least 2 features, D or C, to pair, got {text!r}", "--shape")
+    if math.prod(map(int, sizes)) > MOST_ELEMENTS:
+        misuse(f"has more elements than a tensor can have, got {text!r}", "--shape")
     return tuple(map(int, sizes))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,13 +70,14 @@ def diagnose(
     from .loading import load_weights, model_of
 
     torch.manual_seed(0)  # the same command gives the same numbers
-    network = model_of(model)
-    if weights is not None:
-        load_weights(network, weights)
-    with processes.joined(device) as place:
-        network.to(place)
-        shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
-        findings = lint(network, example)
+    with redirect_stdout(sys.stderr):  # what a user's code prints is no data
+        network = model_of(model)
+        if weights is not None:
+            load_weights(network, weights)
+        with processes.joined(device) as place:
+            network.to(place)
+            shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
+            findings = lint(network, example)
     advice = None if shift is None else _advice(shift)
     if json:
         print_json(
@@ -109,12 +112,13 @@ def _measure(
         raise ValueError(f"{source} is empty: there is nothing to measure")
     with _passes.untouched(network):
         checked_call("the model cannot be run on the first batch", lambda: _passes.run(network.train(), first))
-    shift = None
+    shift, passes = None, "the model cannot be run on all batches, in training and in testing mode"
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
-        shift = variance_shift(network, found, limit=limit)
+        shift = checked_call(passes, lambda: variance_shift(network, found, limit=limit))
     else:
         say("the model has no BatchNorm layer, so there is no variance shift")
-    return shift, _coadaptation(network, found, limit), _input(first[0], network)
+    layers = checked_call(passes, lambda: _coadaptation(network, found, limit))
+    return shift, layers, _input(first[0], network)
 
 
 def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> list[dict[str, Any]]:
@@ -127,7 +131,7 @@ def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> lis
     widths = {
         name: module.out_features if isinstance(module, Linear) else module.out_channels
         for name, module in network.named_modules()
-        if isinstance(module, Linear | _ConvNd)
+        if name and isinstance(module, Linear | _ConvNd)  # a model that is a layer itself has no layers
     }
     wide = [name for name, width in widths.items() if width > MOST_FEATURES]
     if wide:

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import itertools
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ def object_of(reference: str, option: str) -> Any:
     'Linear'
     """
     module_name, _, path = reference.partition(":")
-    if not module_name or not path:
+    if not path or not all(part.isidentifier() for part in module_name.split(".")):
         misuse(f"must be pkg.module:name, for instance my_project.models:build_model, got {reference!r}", option)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -43,7 +44,7 @@ def object_of(reference: str, option: str) -> Any:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             misuse(f"there is no module {error.name!r}, neither in {Path.cwd()} nor installed", option)
         raise ValueError(f"{module_name} cannot be imported: it needs {error.name}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # scripts that look at their arguments end so
         raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
     for part in path.split("."):
         if not hasattr(value, part):
@@ -88,7 +89,9 @@ def batches_of(source: str, size: int, limit: int) -> list[Any] | Iterable[Any]:
     if isinstance(found, Tensor | str | Mapping) or not isinstance(found, Iterable):
         misuse(f"{source} must be or return batches, a DataLoader or a list, got {type(found).__name__}", "--data")
     # What can be gone through only once is kept: several passes need the same batches.
-    return list(itertools.islice(found, limit)) if isinstance(found, Iterator) else found
+    if isinstance(found, Iterator):
+        return list(checked_call(f"{source} failed", lambda: list(itertools.islice(found, limit))))
+    return found
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -109,7 +112,7 @@ def checked_call(what: str, call: Callable[[], Any]) -> Any:
     """The result of a user's code; its errors as a ValueError that says where they come from."""
     try:
         return call()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{what}: {_told(error)}") from error
 
 
@@ -165,13 +168,15 @@ def _cut(content: Any, size: int, path: Path) -> list[Any]:
         content = content["x"] if "x" in content else next(iter(content.values()))
     parts = content if isinstance(content, dict) else {"": content}
     if not all(isinstance(value, Tensor) and value.ndim for value in parts.values()):
-        raise ValueError(f"{path} must hold inputs as tensors, got {type(content).__name__}")
+        got = "a number" if isinstance(content, Tensor) else type(content).__name__
+        raise ValueError(f"{path} must hold inputs as tensors, examples along the first axis, got {got}")
     lengths = {len(value) for value in parts.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError(f"{path} must hold as many examples of everything, at least one; it has {sorted(lengths)}")
     # Batches as in training: a file may be sorted by class.
     order = torch.randperm(lengths.pop(), generator=torch.Generator().manual_seed(0))
-    cut = {name: _as_inputs(value)[order].split(size) for name, value in parts.items()}
+    count = math.ceil(len(order) / size)  # of about the same size: BatchNorm cannot do with a last one of one example
+    cut = {name: _as_inputs(value)[order].tensor_split(count) for name, value in parts.items()}
     if isinstance(content, dict):
         return [dict(zip(cut, values, strict=True)) for values in zip(*cut.values(), strict=True)]
     return list(cut[""])

@@ -29,7 +29,8 @@ def print_json(data: Any) -> None:
      ]
     }
     """
-    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False))
+    every = sys.stdout.encoding is None or sys.stdout.encoding.lower().startswith("utf")  # else characters are escaped
+    print(json.dumps(_finite(data), indent=1, ensure_ascii=not every, allow_nan=False))
 
 
 def _finite(data: Any) -> Any:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["numbers", "sweep", "train"]
 
+MOST_SEED = 2**32 - 1
+"""Torch's generator on a CPU sees no more bits of a seed."""
+
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data, as said above.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where records go.")]
 Checkpoints = Annotated[
@@ -86,6 +89,8 @@ def train(
         rotationout train an4 --row rotation --seed 0 --data an4.pt
         rotationout train an4 --row rotation --p 0.1 --data an4.pt
     """
+    if seed > MOST_SEED:
+        misuse(f"must be at most {MOST_SEED}, got {seed}", "--seed")
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes)
     records, code = _run(recipe, [row] if row is not None else rows_of(recipe)[:1], [seed], way, fields)
     if json and records:
@@ -133,9 +138,9 @@ def sweep(
 
 
 def numbers(text: str) -> list[int]:
-    """The seeds of a list.
+    """The seeds of a list, each once.
 
-    >>> numbers("0,2"), numbers("0-2"), numbers("7,1-2")
+    >>> numbers("0,2"), numbers("0-2"), numbers("7,1-2,2")
     ([0, 2], [0, 1, 2], [7, 1, 2])
     """
     found: list[int] = []
@@ -143,8 +148,10 @@ def numbers(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             misuse(f"must be numbers and ranges, as in 0,1,2 or 0-4, got {text!r}", "--seeds")
+        if int(match[2] or match[1]) > MOST_SEED:
+            misuse(f"must be at most {MOST_SEED}, got {text!r}", "--seeds")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _run(
@@ -156,7 +163,7 @@ def _run(
     from .fields import changed, changes
 
     table = {config.row: config for config in TABLES[chosen("TABLE", recipe, TABLES)]()}
-    picked = [table[chosen("--row", row, table)] for row in rows or table]
+    picked = [table[chosen("--row", row, table)] for row in dict.fromkeys(rows or table)]
     values = changes(fields, recipe, type(picked[0]))
     configs = [changed(config, values).replace(seed=seed) for seed in seeds for config in picked]
     first, alone, left = _run_all(configs, way, functools.partial(_maker, way, values))

@@ -9,7 +9,7 @@ import typer
 
 from .options import Json, Recipe, Records
 from .output import print_json
-from .trouble import chosen
+from .trouble import chosen, say
 
 __all__ = ["score"]
 
@@ -42,6 +42,8 @@ def score(
     if name_of(recipe) not in detection.TABLES:
         chosen("TABLE", recipe, detection.TABLES)
     found = score_records(results, recipe, data, again=again)
+    if not found:
+        say(f"all records of {recipe} in {results} have scores; --again scores them anew")
     drawn = _draw(recipe, results, data, picture) if picture is not None else []
     if json:
         scored = [{"record": str(path), **scores} for path, scores in found.items()]

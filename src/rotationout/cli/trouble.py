@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
 from ..strength import check_choice
 
-__all__ = ["FAILED", "INTERRUPTED", "UNFINISHED", "chosen", "misuse", "say", "show_tracebacks", "told"]
+__all__ = ["FAILED", "INTERRUPTED", "UNFINISHED", "check_place", "chosen", "misuse", "say", "show_tracebacks", "told"]
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
 """Beside 0, done, and 2, wrong usage, which is typer's."""
@@ -57,6 +58,14 @@ def chosen(option: str, value: str, choices: Iterable[str]) -> str:
         misuse(str(error).removeprefix(f"{option} "), option)
 
 
+def check_place(file: Path, option: str) -> None:
+    """A `misuse` if a file cannot be written there: before the work, not after it."""
+    if not file.parent.is_dir():
+        misuse(f"there is no folder {str(file.parent)!r} to write to", option)
+    if file.is_dir():
+        misuse(f"must be a file, and {str(file)!r} is a folder", option)
+
+
 def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..., None]:
     """The command, with errors that are not bugs told in a line.
 
@@ -74,8 +83,8 @@ def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # whoever read the output has seen enough
             raise
-        except (ValueError, OSError, FloatingPointError, ImportError) as error:
-            if _tracebacks:
+        except (ValueError, OSError, FloatingPointError, ImportError, MemoryError, RuntimeError) as error:
+            if _tracebacks or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
                 raise
             say(_line(error))
             raise typer.Exit(FAILED) from None
@@ -83,12 +92,19 @@ def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..
     return run
 
 
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether that is what torch means: on a GPU it has a type of its own, on a CPU it says so."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
 def _line(error: Exception) -> str:
     """What to say of an error that is a user's; a module that is missing and no extra has is none."""
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
         return f"{error.filename}: a folder must be there, not a file"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename2 or error.filename}: {error.strerror}"  # the latter is what was to be moved there
+    if isinstance(error, MemoryError | RuntimeError):
+        return f"there is not enough memory: {str(error).partition('. Error code')[0] or repr(error)}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return str(error) or repr(error)
     extra = EXTRAS.get(error.name.partition(".")[0])

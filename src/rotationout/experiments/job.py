@@ -46,8 +46,7 @@ class Job:
             kept = results.load_checkpoint(self.checkpoint, config)
         kept = processes.from_first(kept)
         if kept is not None:
-            state, self.history = kept
-            self.run.restore(state)
+            self._restore(*kept)
         self.here = {**results.machine(self.run.device), "processes": processes.size()}
         if self.here not in self.history["machines"]:
             self.history["machines"].append(self.here)
@@ -67,6 +66,19 @@ class Job:
         """How long it will be, if it goes on as it did since it began or was resumed; None before the first step."""
         done = self.run.step - self.first
         return (self.config.steps - self.run.step) * (time.monotonic() - self.begun) / done if done else None
+
+    def _restore(self, state: dict[str, Any], history: dict[str, Any]) -> None:
+        """Go on from a checkpoint; one of this config that does not fit this code is an error that names it."""
+        try:
+            self.run.restore(state)
+            self.history = {name: history[name] for name in self.history}
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise ValueError(
+                f"{self.checkpoint} is damaged, or of another version, and does not fit the run "
+                f"({' '.join(str(error).split()) or repr(error)}); move it away to start anew"
+            ) from error
 
     def advance(self) -> None:
         """One step, unless all are done: they may have been when it stopped, if its record could not be written."""
@@ -114,6 +126,7 @@ class Job:
         }
         path = results.record_path(folder, self.config)
         try:
+            results.refuse_if_recorded(path)  # before what is beside it is replaced
             for ending, content in self.run.files.items():
                 results.write_beside(path, ending, content)
             results.write_record(path, self.config, measured)

@@ -72,7 +72,7 @@ def _check_device(device: torch.device) -> None:
     """An error that tells if torch cannot work there."""
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
+        if not 0 <= (device.index or 0) < count:  # torch takes cuda:128 and more for negative ones
             raise ValueError(f"device '{device}' was asked for, but torch finds {count or 'no'} GPU here")
         return
     try:

@@ -5,6 +5,7 @@ Both are written beside their place and moved there, so that a kill or a full di
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -21,11 +22,14 @@ from .config import Config
 
 __all__ = [
     "amend_record",
+    "check_folders",
     "load_checkpoint",
     "machine",
     "missing",
+    "read_record",
     "read_records",
     "record_path",
+    "refuse_if_recorded",
     "save_checkpoint",
     "write_beside",
     "write_record",
@@ -38,6 +42,14 @@ def record_path(folder: Path, config: Config) -> Path:
     return folder / config.recipe / f"{row}_seed{config.seed}.json"
 
 
+def check_folders(*folders: Path) -> None:
+    """Make those that are not there; an error if one cannot be made, or not be written to."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
     """Write the record of a run: what names it first, then all that was measured, and its config.
 
@@ -46,6 +58,12 @@ def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
     text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
     _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
+
+
+def refuse_if_recorded(path: Path) -> None:
+    """An error if there is a record already, by another process that was given the same folder."""
+    if path.exists():
+        raise FileExistsError(_meanwhile(path))
 
 
 def write_beside(record: Path, ending: str, content: bytes) -> None:
@@ -62,18 +80,20 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
-    """All records of a recipe, ordered by row and seed."""
-    records = [_read(path) for path in (folder / recipe).glob("*.json")]
+    """All records of a recipe, ordered by row and seed. Files that are hidden are not ours: some systems leave them."""
+    paths = [path for path in (folder / recipe).glob("*.json") if not path.name.startswith(".")]
+    records = [read_record(path) for path in paths]
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
     """A record; one that is none is an error that names the file."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
-    if not isinstance(record, dict) or not {"row", "seed", "config"} <= record.keys():
+    kinds = {"row": str, "seed": int, "config": dict}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
         raise ValueError(f"{path} is not the record of a run: it must have a row, a seed and a config")
     return record
 
@@ -91,7 +111,9 @@ def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[st
         kept = type(config)(**content["config"])
         state, history = content["state"], content["history"]
     except Exception as error:
-        raise ValueError(f"{path} is not a checkpoint of a run, or is damaged; delete it to start anew") from error
+        raise ValueError(
+            f"{path} is not a checkpoint of a run, or is damaged, or of another version; delete it to start anew"
+        ) from error
     if kept != config:
         differing = [name for name, value in asdict(config).items() if asdict(kept)[name] != value]
         raise ValueError(
@@ -152,10 +174,14 @@ def _place_new(temporary: Path, path: Path) -> None:
             path.touch(exist_ok=False)
             os.replace(temporary, path)
     except FileExistsError as error:
-        raise FileExistsError(
-            f"{path} is there already, written by another process; it is left as it is, and this run is kept as a "
-            "checkpoint: delete one of them"
-        ) from error
+        raise FileExistsError(_meanwhile(path)) from error
+
+
+def _meanwhile(path: Path) -> str:
+    return (
+        f"{path} is there already, written by another process; it is left as it is, and this run is kept as a "
+        "checkpoint: delete one of them"
+    )
 
 
 def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
@@ -183,7 +209,9 @@ def _recorded(path: Path, config: Config) -> bool:
     try:
         kept = type(config)(**json.loads(path.read_text(encoding="utf-8"))["config"])
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not the record of a run, or is damaged ({error!r})") from error
+        raise ValueError(
+            f"{path} is not the record of a run, or is damaged, or of another version ({error!r})"
+        ) from error
     if kept != config:
         raise ValueError(f"{path} is of a run with other settings; move it away, or give another folder")
     return True

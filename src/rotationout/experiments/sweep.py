@@ -59,7 +59,7 @@ def sweep(
         raise ValueError(f"together must be at least 1, got {together!r}")
     if together > 1 and processes.size() > 1:
         raise ValueError(f"together must be 1 where {processes.size()} processes share every run, got {together!r}")
-    waiting = processes.from_first(results.missing(folder, configs) if processes.rank() == 0 else [])
+    waiting = processes.from_first(_missing(folder, checkpoints, configs) if processes.rank() == 0 else [])
     active: list[Job] = []
     failed: list[str] = []
     with (
@@ -74,7 +74,11 @@ def sweep(
         try:
             while (waiting or active) and not clock.stops:
                 while waiting and len(active) < together:
-                    active.append(Job(waiting.pop(0), make, checkpoints, together * siblings, tensorboard))
+                    config = waiting.pop(0)
+                    if _recorded_meanwhile(folder, config):
+                        display.message(f"{config.recipe}, {config.row}, seed {config.seed}: has a record by now")
+                    else:
+                        active.append(Job(config, make, checkpoints, together * siblings, tensorboard))
                 ended = False
                 for job in active[:]:
                     if not _goes_on(job, folder, failed, display):
@@ -92,9 +96,9 @@ def sweep(
             for job in active:
                 job.close()
             if clock.stops or processes.size() == 1:  # it takes all processes to save, and they may be anywhere
-                _save(active, display)
-                if active:
-                    display.message(f"{len(active)} unfinished runs are kept in {checkpoints}")
+                kept = _save(active, display)
+                if kept:
+                    display.message(f"{kept} unfinished runs are kept in {checkpoints}")
     if clock.interrupted:
         raise KeyboardInterrupt
     if failed:
@@ -116,10 +120,24 @@ def _goes_on(job: Job, folder: Path, failed: list[str], display: progress.Displa
     return not job.run.finished
 
 
-def _save(jobs: Sequence[Job], display: progress.Display) -> None:
+def _missing(folder: Path, checkpoints: Path, configs: Sequence[Config]) -> list[Config]:
+    """Those that have no record yet. That theirs and their checkpoints can be written is seen before the work."""
+    found = results.missing(folder, configs)
+    results.check_folders(*{results.record_path(place, c).parent for place in (folder, checkpoints) for c in found})
+    return found
+
+
+def _recorded_meanwhile(folder: Path, config: Config) -> bool:
+    """Whether another sweep has written a record since this one looked."""
+    return processes.from_first(processes.rank() == 0 and not results.missing(folder, [config]))
+
+
+def _save(jobs: Sequence[Job], display: progress.Display) -> int:
+    """Write checkpoints; of how many runs there is one."""
     for trouble in [job.save() for job in jobs]:
         if trouble:
             display.message(trouble)
+    return sum(job.checkpoint.exists() for job in jobs)
 
 
 class _Clock:

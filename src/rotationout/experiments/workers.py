@@ -132,6 +132,7 @@ class _Child:
         self.share = share
         self.ear, mouth = spawn.Pipe(duplex=False)
         self.error: Exception | None = None
+        self.death: str | None = None
         self.process: SpawnProcess = spawn.Process(target=_work, args=(share, mouth), name=share.name)
         self.process.start()
         mouth.close()  # so that the pipe ends with the process
@@ -154,7 +155,8 @@ class _Child:
         except EOFError:
             self.process.join()
             if self.process.exitcode and self.error is None:
-                self.error = ChildProcessError(f"ended with exit code {self.process.exitcode}")
+                self.death = f"ended with exit code {self.process.exitcode}"
+                self.error = ChildProcessError(self.death)
             return None
         if isinstance(heard, Exception):
             self.error = heard
@@ -171,7 +173,8 @@ def _follow(children: Sequence[_Child], out: TextIO) -> None:
             line = child.listen()
             if line is None:
                 del speaking[ear]  # type: ignore[arg-type]
-            else:
+                line = child.death
+            if line is not None:
                 print(f"{child.share.name}: {line}", file=out, flush=True)
 
 

@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 import io
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import results
+from ..records import readable
 from .annotations import truth
 
 __all__ = ["SUFFIX", "average_precision", "can_score", "pack", "score_records", "unpack"]
@@ -92,13 +94,21 @@ def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False)
     if not paths:
         raise FileNotFoundError(f"{folder / recipe} has no records; recipe must be the name of a folder in {folder}")
     for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = results.read_record(path)
         if "ap" in record and not again:
             continue
         kept = path.with_suffix(SUFFIX)
         if not kept.is_file():
             raise FileNotFoundError(f"{kept} does not exist: the detections of a run stay beside its record")
-        source = data / "annotations" / f"instances_{record['config']['test_split']}.json"
-        found[path] = average_precision(source, unpack(kept.read_bytes()))
+        with readable(path):
+            source = data / "annotations" / f"instances_{record['config']['test_split']}.json"
+        found[path] = average_precision(source, _kept_detections(kept))
         results.amend_record(path, found[path])
     return found
+
+
+def _kept_detections(path: Path) -> list[dict[str, Any]]:
+    try:
+        return unpack(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise ValueError(f"{path} does not hold detections, or is damaged ({error!r})") from error

@@ -1,0 +1,135 @@
+"""What can be in the way of a sweep: folders, checkpoints that do not fit, records that come to be meanwhile."""
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.test_cli import said
+from tests.test_run import Plane, rows
+from tests.test_run import plane as plane  # a fixture
+
+from rotationout import cli
+from rotationout.experiments import job, results, sweep
+from rotationout.experiments.config import Config
+from rotationout.experiments.run import Run
+
+
+def make(config: Config) -> Run:
+    return Plane(config, torch.randn(20, 4), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("option", ["--out", "--checkpoints"])
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
+    option: str, plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(Run, "advance", lambda self: pytest.fail("it was too late"))
+    (tmp_path / "file").touch()
+    assert cli.main(["train", "plane", *plane, option, str(tmp_path / "file" / "deep")]) == 1
+    assert "a folder must be there, not a file" in said(capsys)
+    # Whoever runs the tests may be allowed everything.
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)
+    assert cli.main(["train", "plane", *plane, option, str(tmp_path / "kept")]) == 1
+    assert "Permission denied" in said(capsys)
+
+
+def test_what_could_not_be_kept_is_not_said_to_be(
+    plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert cli.main(["train", "plane", *plane, "--minutes", "0"]) == 3
+    shown = said(capsys)
+    assert "no checkpoint at step 1: [Errno 28] No space left on device" in shown
+    assert "are kept in" not in shown
+
+
+SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
+    "'weight'": lambda content: content["state"]["network"].popitem(),
+    "'shuffler'": lambda content: content["state"].pop("shuffler"),
+    "'machines'": lambda content: content["history"].clear(),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_checkpoint_that_does_not_fit_is_told(name: str, plane: list[str], tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["train", "plane", *plane, "--minutes", "0"]) == 3
+    (path,) = (tmp_path / "c").rglob("*.pt")
+    content = copy.deepcopy(torch.load(path, weights_only=True))
+    SPOILT[name](content)
+    torch.save(content, path)
+    capsys.readouterr()
+    assert cli.main(["train", "plane", *plane]) == 1
+    assert "none_seed0.pt is damaged, or of another version, and does not fit the run (" in said(capsys)
+    assert path.exists()
+
+
+def test_a_checkpoint_that_a_full_gpu_has_no_room_for_is_not_said_to_be_damaged(
+    plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    assert cli.main(["train", "plane", *plane, "--minutes", "0"]) == 3
+    monkeypatch.setattr(Plane, "restore", full)
+    capsys.readouterr()
+    assert cli.main(["train", "plane", *plane]) == 1
+    assert said(capsys) == "rotationout: there is not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_what_another_sweep_has_recorded_is_not_begun(tmp_path: Path, capsys: Any) -> None:
+    first, second = rows()[:2]
+    begun: list[str] = []
+
+    def meanwhile(config: Config) -> Run:
+        begun.append(config.row)
+        results.write_record(results.record_path(tmp_path / "r", second), second, {"last_error": 0.5})
+        return make(config)
+
+    assert sweep.sweep([first, second], meanwhile, folder=tmp_path / "r", checkpoints=tmp_path / "c") == []
+    assert begun == [first.row]
+    assert f"{second.row}, seed 0: has a record by now" in capsys.readouterr().err
+    assert results.read_record(results.record_path(tmp_path / "r", second))["last_error"] == 0.5
+
+
+def test_what_is_beside_another_sweeps_record_is_left_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plane, "files", {".found": b"mine"})
+    late = job.Job(rows()[0], make, tmp_path / "c")
+    while not late.run.finished:
+        late.advance()
+    path = results.record_path(tmp_path / "r", rows()[0])
+    results.write_beside(path, ".found", b"theirs")
+    path.write_text("theirs")
+    with pytest.raises(FileExistsError, match="is there already, written by another process"):
+        late.finish(tmp_path / "r")
+    assert path.with_suffix(".found").read_bytes() == b"theirs"
+    assert late.checkpoint.exists()
+
+
+def test_seeds_and_rows_that_are_given_twice_are_one(plane: list[str], capsys: Any) -> None:
+    assert cli.main(["sweep", "plane", "--seeds", "0,0-1", "--row", "none", "--row", "none", *plane, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert [record["seed"] for record in json.loads(shown.out)] == [0, 1]
+    assert "have a record already" not in shown.err
+
+
+@pytest.mark.parametrize(("name", "value"), [("row", None), ("seed", "a"), ("config", [])])
+def test_records_whose_names_are_none_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    record = {"row": "none", "seed": 0, "config": {}}
+    (tmp_path / "plane").mkdir()
+    for place, content in enumerate((record, {**record, name: value})):
+        (tmp_path / "plane" / f"{place}.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"1\.json is not the record of a run: it must have a row, a seed"):
+        results.read_records(tmp_path, "plane")
+
+
+def test_hidden_files_beside_records_are_left_alone(tmp_path: Path) -> None:
+    results.write_record(results.record_path(tmp_path, rows()[0]), rows()[0], {})
+    (tmp_path / "plane" / "._none_seed0.json").write_bytes(b"\x00\x05\x16\x07")  # as macOS copies
+    assert [record["row"] for record in results.read_records(tmp_path, "plane")] == ["none"]
