@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.rnn import pack_sequence
 
 import rotationout as ro
 
@@ -228,6 +229,7 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut(num_features=6), ValueError, "num_features is for center='running'"),
         (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
         (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list$"),
+        (lambda: ro.RotationOut()(pack_sequence([torch.ones(3, 4)])), TypeError, "RotationOutSequence takes packed"),
         (lambda: ro.RotationOut()(torch.tensor(1.0)), TypeError, "a feature axis, got one without dimensions"),
         (lambda: ro.RotationOut2d(dim=3), TypeError, "^RotationOut2d: got an unexpected keyword argument 'dim'$"),
         (

@@ -166,7 +166,7 @@ def coadaptation_factor(
 
     Without moments, for features about their mean: 1 − p for Dropout and all that multiplies features one by one, and
     (1 − p) − p / (D − 1) for RotationOut. With them it is computed from label eq145; then a mean counts, if the noise
-    is about the origin.
+    is about the origin. Of features that are not correlated nothing can be left: NaN.
 
     Args:
         noise: a noise layer or its law.

@@ -38,11 +38,13 @@ def check_features(x: Tensor, dim: int) -> int:
 
 
 def kind_of(x: object) -> str:
-    """The type of what is no tensor, for a sentence; of torch.fx's proxies also what to do about them."""
+    """The type of what is no tensor, for a sentence; and what to do about it, where that can be said."""
     kind = type(x).__name__
-    if kind != "Proxy":
-        return kind
-    return "Proxy; torch.fx can follow noise in training only as a leaf: see is_leaf_module of torch.fx.Tracer"
+    advice = {
+        "Proxy": "; torch.fx can follow noise in training only as a leaf: see is_leaf_module of torch.fx.Tracer",
+        "PackedSequence": "; RotationOutSequence takes packed sequences, as nn.LockedDropout of rotationout does",
+    }
+    return kind + advice.get(kind, "")
 
 
 def check_dense(x: Tensor) -> None:
