@@ -104,4 +104,5 @@ def test_tables_and_sections(table: str) -> None:
     assert not any("paper" in name for name in cells.header)
     made = cifar100.SECTIONS[table](whole.TITLES[table], records)
     assert made.table == cells
-    assert any("RotationOut is ahead" in text for text in made.prose) == (table == recipe.STRONG)
+    assert made.finding == cifar100.verdict(records)
+    assert ("RotationOut is ahead" in made.finding) == (table == recipe.STRONG)

@@ -117,7 +117,8 @@ def _tables() -> dict[str, str]:
         if records:
             task = TASKS[type(configs()[0])]
             number = next(number for number, module in recipes.items() if name in module.TABLES)
-            found[number].append("\n\n".join([f"`{name}`:", task.table(records).markdown(), *task.prose(records)]))
+            said = [f"`{name}`:", task.table(records).markdown(), *task.prose(records), task.verdict(records)]
+            found[number].append("\n\n".join(said))
     texts = {key: "\n\n".join(parts) or _nothing(key.replace("table", "Table ")) for key, parts in found.items()}
     whole = reproduced.table(RESULTS)
     return {**texts, "reproduced_table": whole.markdown(), "reproduced_meaning": verdicts.MEANING}

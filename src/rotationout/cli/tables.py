@@ -72,12 +72,13 @@ def table(
     task = TASKS[type(TABLES[name]()[0])]
     with readable(results / recipe):
         cells, prose, notes = task.table(records), task.prose(records), task.notes(records)
+        verdict = task.verdict(records)
     if json:
-        said = {"prose": prose, "notes": notes.splitlines()}
+        said = {"prose": prose, "verdict": verdict, "notes": notes.splitlines()}
         print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), **said})
         return
     show(cells)
-    for paragraph in prose:
+    for paragraph in filter(None, [*prose, verdict]):
         show_text(paragraph)
     if notes:
         print(f"\n{notes}")

@@ -35,7 +35,8 @@ class Task:
         run: makes a run: a config, what ``load`` gave, a device.
         table: what the records of a recipe say, as cells.
         data_fields: fields of the config that ``load`` depends on; runs that agree in them share their data.
-        prose: what the cells of the table are, and what came out, in paragraphs.
+        prose: what the cells of the table are, in paragraphs.
+        verdict: what came out, in words.
         notes: what else records say, in Markdown.
     """
 
@@ -46,6 +47,7 @@ class Task:
     table: Callable[[Sequence[dict[str, Any]]], Table]
     data_fields: tuple[str, ...] = ()
     prose: Callable[[Sequence[dict[str, Any]]], list[str]] = lambda records: []
+    verdict: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
     notes: Callable[[Sequence[dict[str, Any]]], str] = lambda records: ""
 
 
@@ -70,6 +72,7 @@ TASKS: dict[type[Config], Task] = {
         run=Classification,
         table=_later("..report.cifar100:table"),
         prose=_later("..report.cifar100:prose"),
+        verdict=_later("..report.cifar100:verdict"),
         data_fields=("held_out",),
     ),
     ImagesConfig: Task(
@@ -79,6 +82,7 @@ TASKS: dict[type[Config], Task] = {
         run=ImageClassification,
         table=_later("..report.table2:table2"),
         prose=_later("..report.table2:prose"),
+        verdict=_later("..report.table2:verdict"),
         data_fields=("size", "short_side", "held", "train_split", "test_split"),
     ),
     DetectionConfig: Task(
@@ -88,6 +92,7 @@ TASKS: dict[type[Config], Task] = {
         run=_later(".detection.training:Detection"),
         table=_later("..report.table3:table3"),
         prose=_later("..report.table3:prose"),
+        verdict=_later("..report.table3:verdict"),
         data_fields=("train_split", "test_split", "crop", "held", "initialization", "backbone"),
     ),
     SpeechConfig: Task(
@@ -97,6 +102,7 @@ TASKS: dict[type[Config], Task] = {
         run=Recognition,
         table=_later("..report.table4:table4"),
         prose=_later("..report.table4:prose"),
+        verdict=_later("..report.table4:verdict"),
         notes=_later("..report.table4:notes"),
         data_fields=("train_split", "test_split", "held_out", "alphabet"),
     ),

@@ -11,7 +11,7 @@ from ..recipes.search import SEARCH, STRONG
 from . import ghost, search, shift, table1
 from .page import Section, Table
 
-__all__ = ["SECTIONS", "prose", "table"]
+__all__ = ["SECTIONS", "prose", "table", "verdict"]
 
 SECTIONS: dict[str, Callable[[str, Sequence[dict[str, Any]]], Section]] = {
     shift.RECIPE: shift.section,
@@ -31,8 +31,15 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What these cells are, and what came out."""
+    """What these cells are."""
     found: list[str] = (_study(records) or table1).prose(records)
+    return found
+
+
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """What came out, in a sentence; "" where none is made of it."""
+    study = _study(records) or table1
+    found: str = study.verdict(records) if hasattr(study, "verdict") else ""
     return found
 
 

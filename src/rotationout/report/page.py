@@ -6,10 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["SINGLE", "Section", "Table", "render"]
-
-SINGLE = "Some rows are single runs: their differences may be chance."
-"""What stands out where no error can be given."""
+__all__ = ["Section", "Table", "render"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from . import style, verdicts
 from .cells import by_row, marked, ran, significance, spread
 from .curves import CAPTION, curves_figure
-from .page import SINGLE, Section, Table
+from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table2", "verdict"]
 
@@ -62,11 +62,11 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 
 
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What the numbers of the table are, and what came out."""
+    """What the numbers of the table are."""
     first = records[0]
     config = first["config"]
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
-    said = [
+    return [
         f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
         f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
@@ -76,7 +76,6 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
     ]
-    return [*said, *filter(None, [verdict(records)])]
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
@@ -87,7 +86,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         table2(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
-        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        verdicts.finding(records, verdict(records)),
     )
 
 

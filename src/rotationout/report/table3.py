@@ -7,7 +7,7 @@ from typing import Any
 
 from . import verdicts
 from .cells import by_row, marked, ran, significance
-from .page import SINGLE, Section, Table
+from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table3", "verdict"]
 
@@ -61,11 +61,11 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 
 
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What the numbers of the table are, and what came out."""
+    """What the numbers of the table are."""
     first = records[0]
     config = first["config"]
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
-    said = [
+    return [
         f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
         f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
         f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
@@ -74,7 +74,6 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "coco" else ""),
     ]
-    return [*said, *filter(None, [verdict(records)])]
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
@@ -90,7 +89,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         table3(records),
         to_svg(curves_figure(records, "train_loss", "training loss", 1.0)),
         f"Training loss {CAPTION}",
-        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        verdicts.finding(records, verdict(records)),
         [(to_svg(drawing.draw(drawing.compute())), drawing.caption)],
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..experiments.records import mean_sd
 from . import verdicts
 from .cells import by_row, marked, ran, significance, spread
-from .page import SINGLE, Section, Table
+from .page import Section, Table
 
 __all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table4", "transcripts", "verdict"]
 
@@ -83,7 +83,7 @@ def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What the numbers of the table are, and what came out."""
+    """What the numbers of the table are."""
     first = records[0]
     tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
@@ -100,7 +100,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
             "distance, against no noise and against the best of the paper’s other noises, without and with weight drop."
             + (f" {STAR}" if first["recipe"] == "wsj" else "")
         )
-    return [*said, *filter(None, [verdict(records)])]
+    return said
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
@@ -114,7 +114,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         table4(records),
         to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
         f"Character error rate of tests {CAPTION}",
-        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        verdicts.finding(records, verdict(records)),
         asides={"What was said in a few utterances, and what was heard": transcripts(records)},
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..experiments.records import mean_sd
 from .cells import by_row, p_value, significance
 
-__all__ = ["LEVEL", "MEANING", "compared", "verdict"]
+__all__ = ["LEVEL", "MEANING", "compared", "finding", "verdict"]
 
 LEVEL = 0.05
 """Welch's p below which a difference is taken for one."""
@@ -18,6 +18,8 @@ MEANING = (
     "tells some apart."
 )
 """What the words here stand for."""
+SINGLE = "Some rows are single runs: their differences may be chance."
+"""What is said where no error can be given."""
 RACE = ("ahead of", "behind")
 
 
@@ -84,3 +86,13 @@ def verdict(
             said = compared(scores[row], others, unit, lower=lower, words=words)
             sentences.append(f"{row[0].upper()}{row[1:]} is {said}.")
     return " ".join(sentences)
+
+
+def finding(records: Sequence[dict[str, Any]], said: str) -> str:
+    """A verdict, and that differences may be chance where there are single runs.
+
+    >>> finding([{"row": "none"}, {"row": "turned"}], "Turned is ahead.")
+    'Turned is ahead. Some rows are single runs: their differences may be chance.'
+    """
+    single = min(map(len, by_row(records).values())) < 2
+    return " ".join(filter(None, [said, SINGLE if single else ""]))

@@ -10,13 +10,12 @@ from ..experiments.records import Study, readable
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES, detection, images, speech
-from . import cifar100, digits, reproduced, small_batch, speed, style, table1, table2, table3, table4
-from .cells import by_row
+from . import cifar100, digits, reproduced, small_batch, speed, style, table1, table2, table3, table4, verdicts
 from .curves import CAPTION, curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
 from .others import other_runs
-from .page import SINGLE, Section, render
+from .page import Section, render
 
 __all__ = ["sections", "write"]
 
@@ -103,7 +102,7 @@ def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         table1.table1(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
-        "" if min(map(len, by_row(records).values())) > 1 else SINGLE,
+        verdicts.finding(records, table1.verdict(records)),
     )
 
 
