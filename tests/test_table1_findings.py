@@ -55,6 +55,8 @@ def test_the_last_blocks_are_less_coadapted_with_rotations() -> None:
 
     assert below(ROTATION, DROPOUT) == list(range(count))
     assert {count - 3, count - 2, count - 1} <= set(below(ROTATION, NONE))
+    assert below(DROPOUT, NONE) == [count - 2, count - 1]
+    assert {len(blocks[row][0]) for row in (NONE, DROPOUT, ROTATION)} == {2}, "in a sixth of cases by chance"
     middle = set(range(count // 3, 2 * count // 3))
     for row in (DROPOUT, ROTATION):
         assert middle <= set(below(NONE, row)), "the more co-adapted ones in the middle of the stage"

@@ -9,7 +9,7 @@ import typer
 
 from .options import Json
 from .output import print_json
-from .trouble import misuse
+from .trouble import check_file
 
 __all__ = ["features"]
 
@@ -35,8 +35,7 @@ def features(
     from ..experiments.problems import counts
     from ..experiments.speech.features import open_corpus, save
 
-    if file.is_dir():
-        misuse(f"must be a file, and {str(file)!r} is a folder", "FILE")  # before the work, not after it
+    check_file(file, "FILE")  # before the work, not after it
     found = open_corpus(data, split or None)
     save(found, file)
     left_out = counts(found.problems)

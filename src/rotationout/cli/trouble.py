@@ -12,7 +12,18 @@ import typer
 
 from ..strength import check_choice
 
-__all__ = ["FAILED", "INTERRUPTED", "UNFINISHED", "check_place", "chosen", "misuse", "say", "show_tracebacks", "told"]
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "UNFINISHED",
+    "check_file",
+    "check_place",
+    "chosen",
+    "misuse",
+    "say",
+    "show_tracebacks",
+    "told",
+]
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
 """Beside 0, done, and 2, wrong usage, which is typer's."""
@@ -62,6 +73,11 @@ def check_place(file: Path, option: str) -> None:
     """A `misuse` if a file cannot be written there: before the work, not after it."""
     if not file.parent.is_dir():
         misuse(f"there is no folder {str(file.parent)!r} to write to", option)
+    check_file(file, option)
+
+
+def check_file(file: Path, option: str) -> None:
+    """A `misuse` if a folder is where a file is to be."""
     if file.is_dir():
         misuse(f"must be a file, and {str(file)!r} is a folder", option)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
+from ..recipes import name_of
 from ..recipes.search import BEST, SEARCH
 from . import style
 from .cells import by_row, ran, significance, spread
@@ -62,7 +63,7 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     'RotationOut is ahead of no noise (+3.00 points, p = 0.002) and Dropout (+2.05 points, p = 0.010).'
     """
     rows = by_row(records) if records else {}
-    if not {"none", *BEST} <= rows.keys() or records[0].get("recipe") == SEARCH:
+    if not {"none", *BEST} <= rows.keys() or name_of(records[0].get("recipe", "")) == SEARCH:
         return ""
     dropout, rotation = BEST
     others = {"no noise": _points(rows["none"]), "Dropout": _points(rows[dropout])}
