@@ -132,3 +132,13 @@ def test_a_study_that_fails_does_not_cost_the_record(monkeypatch: pytest.MonkeyP
     facts = run.facts
     assert facts["variance_shift"] == {"failed": "RuntimeError: out of memory"}
     assert facts["coadaptation"]["value"][0] > 0
+
+
+def test_studies_use_torchs_kernels_and_leave_the_run_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained("RotationOut-b", monkeypatch, kernels="fused")
+    fused = [module.fused for module in run.network.modules() if hasattr(module, "fused")]
+    plain = [module.fused for module in studies._copied(run).modules() if hasattr(module, "fused")]
+    assert all(fused)
+    assert plain == [False] * len(fused)
+    assert len(fused) > 3
+    assert all(module.fused for module in run.network.modules() if hasattr(module, "fused"))

@@ -13,7 +13,7 @@ from ..strength import check_choice
 from .narrow.conditions import passes
 from .narrow.layers import convolve, convolve_beside, convolve_normalised, normalise
 
-__all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet"]
+__all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet", "use_torch_kernels_"]
 
 MakeNoise = Callable[[int], nn.Module]
 """A noise for maps with so many channels."""
@@ -216,3 +216,11 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
 }
 """By the names recipes use. Tests take a small number of blocks from the classes."""
+
+
+def use_torch_kernels_(network: nn.Module) -> nn.Module:
+    """Do without the kernels of `rotationout.experiments.narrow`: outside of a CUDA graph they are slow to launch."""
+    for module in network.modules():
+        if isinstance(module, (_Block, _Normalised)):
+            module.fused = False
+    return network

@@ -16,6 +16,7 @@ from ..analysis import coadaptation_of, correct_batchnorm_, recalibrate_batchnor
 from ..analysis.batchnorm import effective_batch_size
 from ..nn.norm import PolyBatchNorm2d, convert_batchnorm
 from . import cifar
+from .networks import use_torch_kernels_
 from .norms import average_statistics
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
     }
     states: dict[str, Any] = {}
     for name, repair in repairs.items():
-        network = copy.deepcopy(run.network)
+        network = _copied(run)
         try:
             repair(network)
         except ValueError as error:
@@ -101,7 +102,7 @@ def _coadaptation(run: Classification) -> dict[str, Any]:
     """co(x) of section 3.1 for the output of every block of the stages that can have noise, without noise."""
     layers = _blocks(run)
     table = coadaptation_of(
-        run.network, TrainingImages(run, BATCHES), layers, dim=1, forward=_forward(run), show_progress=False
+        _copied(run), TrainingImages(run, BATCHES), layers, dim=1, forward=_forward(run), show_progress=False
     )
     return {"layers": layers, "value": [round(table[layer].value, 5) for layer in layers]}
 
@@ -117,7 +118,7 @@ def _test_modes(run: Classification) -> dict[str, Any]:
     size = config.ghost_batch or config.batch
     top1: dict[str, dict[str, float]] = {}
     for statistics in ("running", "averaged"):
-        network = copy.deepcopy(run.network)
+        network = _copied(run)
         if statistics == "averaged":
             average_statistics(network, images, _forward(run))
         modes = {config.norm: network}
@@ -141,6 +142,11 @@ STUDIES: dict[str, Callable[[Classification], dict[str, Any]]] = {
     "test_modes": _test_modes,
 }
 """By the names that configs and records use."""
+
+
+def _copied(run: Classification) -> nn.Module:
+    """The network, for a study to change. Nothing is captured here, and so torch's kernels are used."""
+    return use_torch_kernels_(copy.deepcopy(run.network))
 
 
 def _blocks(run: Classification) -> list[str]:
