@@ -1,6 +1,6 @@
 """The noises that `rotationout.noise` knows: what each one does, what its p means, and how it is built.
 
-What ``torch.nn`` or torchvision has is used as it is.
+Noises that ``torch.nn`` or torchvision already has are used as they are.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Kind:
     """One noise.
 
     Attributes:
-        summary: what it does, and whose it is.
-        strength: what its p means, and its λ where it has one.
+        summary: what the noise does, who proposed it, and which layer it is.
+        strength: what p means for this noise, and its λ where it has one.
         make: builds the module from p and the options.
-        more: layers whose keyword arguments are options too.
-        unbiased: whether E[x̃ | x] = x; for a mixture of branches, their mean.
-        matched: whether equal p is equal strength: the noise is on the features, and E|x̃ − x|² = λ·|x − m|² with
-            λ = p / (1 − p) and m the mean it is centred on, or the origin.
+        more: layers to which ``make`` hands options on: their keyword-only arguments are options too.
+        unbiased: whether E[x̃ | x] = x; for Shake-Shake, whether E[x̃] is the mean of the two branches.
+        matched: whether noises of equal p are equally strong: the noise acts on features, and E|x̃ − x|² = λ·|x − m|²
+            with λ = p / (1 − p) and m the mean on which it is centred, or the origin.
 
     >>> KINDS["dropblock"].options["block_size"].default, KINDS["dropblock"].matched, KINDS["weight-drop"].required
     (7, False, ['module'])
@@ -59,8 +59,8 @@ class Kind:
 
     @property
     def options(self) -> dict[str, inspect.Parameter]:
-        """Its options, the keyword-only arguments of whatever builds it, by name."""
-        functions = (*self.more[::-1], self.make)  # what `make` says of a default holds
+        """The options of the noise by name: the keyword-only arguments of ``make`` and of ``more``."""
+        functions = (*self.more[::-1], self.make)  # the last one wins: `make` overrides defaults
         found = [parameter for f in functions for parameter in inspect.signature(f).parameters.values()]
         return {parameter.name: parameter for parameter in found if parameter.kind is parameter.KEYWORD_ONLY}
 
@@ -71,7 +71,7 @@ class Kind:
 
 
 def listed(names: Iterable[object], word: str = "and") -> str:
-    """Names for a sentence: a, b and c."""
+    """Join names for a sentence: a, b and c."""
     *others, last = map(str, names)
     return f"{', '.join(others)} {word} {last}" if others else last
 
@@ -102,9 +102,9 @@ def _elementwise(
     if dim is not None and dims is not None:
         raise ValueError(f"dim = {dim!r} and dims = {dims!r} both say where the features are: give one of them")
     axis = -1 - _check_dims(0 if dims is None else dims, range(4)) if dim is None else dim
-    if center is None and layer is CentredDropout:  # that is torch's own
+    if center is None and layer is CentredDropout:  # about the origin: torch's own
         if mean:
-            raise ValueError(f"{listed(mean)}: only for Dropout about a mean, center='batch' or 'running'")
+            raise ValueError(f"{listed(mean)} needs Dropout about a mean: give center='batch' or 'running' too")
         return nn.Dropout(p)
     return layer(p, center=center, dim=axis, **mean)
 
@@ -142,7 +142,7 @@ def _droppath(p: float, *, dims: int = 0, mode: str = "row") -> nn.Module:
 
 
 def _torchvision(name: str) -> Callable[..., nn.Module]:
-    """A layer of torchvision, which takes its time to import and may be absent."""
+    """A layer of torchvision, imported only when it is needed: that is slow, and torchvision may be absent."""
     try:
         from torchvision import ops
     except ImportError as error:
@@ -221,9 +221,10 @@ KINDS: dict[str, Kind] = {
     "dropblock": Kind(
         summary="zeroes blocks of every channel (Ghiasi et al. 2018): torchvision.ops.DropBlock2d, 3d",
         strength=(
-            "no exact λ: p is the share of a map to be zeroed. It is less in fact, as blocks overlap, and less at the "
-            "border than in the middle; the rest is rescaled by what is left of the whole batch, so E[x̃ | x] is not x. "
-            "A block larger than the map is clipped to its shortest side, and torchvision refuses it if that is even"
+            "no exact λ: p is the nominal share of a map that is zeroed. The actual share is smaller, as blocks "
+            "overlap, and smaller at the border than in the middle. The rest is rescaled by the share that is left in "
+            "the whole batch, so E[x̃ | x] is not x. A block larger than the map is clipped to its shortest side; "
+            "torchvision refuses it if that is even"
         ),
         make=_dropblock,
         unbiased=False,

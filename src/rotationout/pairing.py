@@ -1,16 +1,17 @@
 """Who is paired with whom, and with which sign: pure integer maths, nothing random.
 
 A pairing splits D features into pairs (i, j) and gives each pair a direction: the first feature gets ``+tan θ`` times
-the second, the second ``−tan θ`` times the first. It is kept in one of two forms, both with the features of one draw
-along the last axis of what they expand to:
+the second, the second ``−tan θ`` times the first (label eq4). It is kept in one of two forms, which expand to tensors
+with the features on the last axis:
 
 *table*
     a signed partner for each feature, ``sign · (partner + 1)`` in the smallest integer type, 0 for an idle feature.
 
 *structured*
     one integer k per draw out of D − 1 (even D) or D (odd D) pairings that together hold every pair exactly once, and a
-    seed from which the sign of each pair is read. Lemma 1 asks no more of a pairing, and a GPU loads it in 16-byte
-    pieces: features are grouped in lanes, i = (g, v) with v < V, and groups meet as in a round-robin tournament.
+    seed from which the sign of each pair is read. Lemma 1 requires no more of a pairing. Features are numbered
+    i = (g, v), lane v < V of group g, and groups are paired as in a round-robin tournament; the lanes of a group stay
+    together, so that a GPU loads them in 16-byte pieces.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def from_permutation(permutation: Tensor) -> Tensor:
-    """The table of P (label eq4): feature P[l] meets P[l + d], d = D // 2; for odd D the last one is idle."""
+    """The table of a permutation P (label eq4): P[l] meets P[l + d], d = D // 2; for odd D the last one is idle."""
     half = permutation.size(-1) // 2
     first, second = permutation[..., :half], permutation[..., half : 2 * half]
     codes = torch.cat([second + 1, -(first + 1), torch.zeros_like(permutation[..., 2 * half :])], dim=-1)
@@ -39,12 +40,12 @@ def from_permutation(permutation: Tensor) -> Tensor:
 
 
 def index_dtype(features: int) -> torch.dtype:
-    """The smallest signed type that holds a signed partner, or a structured draw."""
+    """The smallest integer type that holds an entry of a table, or the k of a structured pairing."""
     return torch.int8 if features < 2**7 else torch.int16 if features < 2**15 else torch.int32
 
 
 def partner_and_sign(index: Tensor, seed: Tensor | None, features: int) -> tuple[Tensor, Tensor]:
-    """The explicit form of either kind: partners (int64) and signs (int8, 0 for an idle feature), shape (…, D)."""
+    """Expand a pairing of either form: partners (int64) and signs (int8, 0 for an idle feature), each (…, D)."""
     if seed is None:
         code = index.long()
         idle = torch.arange(features, device=index.device)
@@ -58,7 +59,7 @@ def partner_and_sign(index: Tensor, seed: Tensor | None, features: int) -> tuple
 
 
 def as_table(index: Tensor, seed: Tensor | None, features: int) -> Tensor:
-    """Either kind as a table: a structured pairing too, whose signs then no longer depend on where it stands."""
+    """A pairing of either form as a table. Unlike a structured pairing it can be reindexed: it holds its own signs."""
     if seed is None:
         return index
     partner, sign = partner_and_sign(index, seed, features)
@@ -71,7 +72,7 @@ def count_structured(features: int) -> int:
 
 
 def lanes(features: int) -> int:
-    """V: the features that move together in a structured pairing. It depends on D alone, never on the dtype."""
+    """V, how many features move together in a structured pairing. It depends on D alone, never on the dtype."""
     return next((v for v in (8, 4, 2) if features % (2 * v) == 0), 1)
 
 
@@ -101,8 +102,8 @@ def structured_groups(k: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor,
     second = last | ~ahead
     block = torch.where(last, 0, torch.where(ahead, delta, modulus - delta))
 
-    # Inside a group half of the lanes are first. Groups g and g + G/2 share a block: the one's firsts are the other's
-    # seconds, so every pair still has a bit of its own.
+    # Inside a group half of the lanes are first in their pair. Groups g and g + G/2 share a block of sign bits: lanes
+    # that are first in one group are second in the other, so every pair still has a bit of its own.
     full = 2**lane_count - 1
     lane = torch.arange(lane_count, device=k.device)
     low_bit = flip & -flip
@@ -126,11 +127,12 @@ def sign_words(seed: Tensor, index: Tensor, features: int) -> Tensor:
 
 
 def words_per_draw(features: int) -> int:
-    """W: the words of 64 bits that hold the signs of a draw."""
+    """W, the number of 64-bit words that hold the signs of a draw."""
     return (features // 2 + 63) // 64
 
 
 def _first_word(index: Tensor, features: int) -> Tensor:
+    """The number of the first sign word of every draw, (…, 1)."""
     count = index.numel() * words_per_draw(features)
     return torch.arange(0, count, words_per_draw(features), device=index.device).view(*index.shape, 1)
 
@@ -153,7 +155,7 @@ def _shift(word: Tensor, by: int) -> Tensor:
 
 
 def structured(k: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Partner, whether second in its pair, and sign bit of every feature, each (…, D)."""
+    """Structured pairings k: the partner of every feature, whether it is second, and its sign bit, each (…, D)."""
     if features % 2:  # a tournament with a bye: r/2 (mod D) is idle
         feature = torch.arange(features, device=k.device)
         pivot = k.long().unsqueeze(-1) * ((features + 1) // 2) % features

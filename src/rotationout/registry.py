@@ -26,10 +26,10 @@ def noise(kind: str, p: float = 0.5, **options: Any) -> nn.Module:
 
     Args:
         kind: one of `KINDS` or `ALIASES`; case, hyphens and underscores do not matter.
-        p: its strength, the drop probability of the Dropout it is matched to; `KINDS` says what it means where there is
-            no exact match.
-        options: those of the kind, ``KINDS[kind].options``. Most kinds know ``dims``, the number of axes after the
-            features: 0 for vectors and tokens (…, D), 2 for maps (N, C, H, W).
+        p: its strength, the drop probability of the equally strong Dropout; where there is no exact match,
+            ``KINDS[kind].strength`` says what p means.
+        options: the options of this kind, ``KINDS[kind].options``. Most kinds have ``dims``, the number of axes after
+            the features: 0 for vectors and tokens (…, D), 2 for maps (N, C, H, W).
 
     >>> noise("gaussian", 0.2)
     GaussianDropout(p=0.2)
@@ -67,7 +67,7 @@ def is_noise(module: nn.Module) -> bool:
 
 
 def table() -> str:
-    """What there is: for every kind what it does, what its p means, and its options.
+    """A text that lists all kinds: what each does, what its p means, and its options.
 
     >>> for line in table().splitlines()[:2]:
     ...     print(line)
@@ -100,11 +100,11 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     ]
     for dims in most
 }
-"""Other names of some kinds, with the options that they stand for."""
+"""Other names of some kinds, with the options that they imply."""
 
 
 def _resolve(kind: str) -> tuple[str, Mapping[str, Any]]:
-    """The kind of that name, and the options that the name stands for."""
+    """The kind that a name or an alias means, and the options that the alias implies."""
     if not isinstance(kind, str):
         raise TypeError(f"kind must be the name of a noise, got {type(kind).__name__} {kind!r}")
     names: dict[str, tuple[str, Mapping[str, Any]]] = {_plain(name): (name, {}) for name in KINDS}
@@ -113,7 +113,7 @@ def _resolve(kind: str) -> tuple[str, Mapping[str, Any]]:
     if found is None:
         near = difflib.get_close_matches(_plain(kind), names, n=1)
         hint = f", did you mean {names[near[0]][0]!r}?" if near else "."
-        raise ValueError(f"there is no noise {kind!r}{hint} There are {listed(KINDS)}")
+        raise ValueError(f"there is no noise {kind!r}{hint} The kinds are {listed(KINDS)}")
     return found
 
 

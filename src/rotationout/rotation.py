@@ -1,11 +1,12 @@
-"""What is random: `Rotation`, one draw of the operator, and `sample_rotation`, the only home of randomness.
+"""Random rotations: `Draw` says how to draw, `sample_rotation` draws, and `Rotation` is one draw of the operator.
 
 A rotation pairs the features of a vector and turns every pair by one angle (labels eq4 and eq6):
 
     R = M(θ, P) / cos θ = I + tan θ · A,        (u, v) → (u + v·tan θ, v − u·tan θ).
 
-All random numbers come from torch's own generators, so seeding, activation checkpointing, CUDA graphs, vmap and
-torch.compile behave as they do for ``torch.rand``. A draw is the same whatever the dtype of the features.
+Rotations are drawn here only. All random numbers come from torch's own generators, so seeding, activation
+checkpointing, CUDA graphs, vmap and torch.compile behave as they do for ``torch.rand``. A draw does not depend on the
+dtype of the features.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ __all__ = ["Draw", "Rotation", "sample_rotation"]
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The choices that make a draw: how features are paired, how far they turn, and who shares what.
+    """How to draw a rotation: how features are paired, how far they turn, and what shares a pairing or an angle.
 
     Args:
         pairing: ``"permutation"``, a uniformly random permutation (the paper's), or ``"structured"``, one of D − 1
             pairings that together hold every pair once, with random signs. Mean and covariance (Lemma 1) are the same;
             structured draws are cheaper to make and to apply, but there are only (D − 1)·2^(D/2) of them, fewer than
             Dropout's 2^D masks: the paper's remark on diversity holds for permutations alone.
-        pairing_per: who has a pairing of its own: every ``"row"`` (feature vector), every ``"example"``, or the
-            ``"batch"``.
-        angle_per: who has an angle of its own, likewise. On maps a row is a position.
+        pairing_per: what gets a pairing of its own: every ``"row"`` (feature vector), every ``"example"``, or the whole
+            ``"batch"``. On maps a row is a position.
+        angle_per: what gets an angle of its own, likewise.
         law: the law of the angle, one of `rotationout.strength.LAWS`.
-        side: ``"symmetric"`` angles, or ``"one"``: only positive ones. The order inside a pair is random, so the mean
-            and Lemma 1 hold for both; but positions that share a pairing turn the same way only if one-sided.
+        side: ``"symmetric"`` angles, or ``"one"``, only positive ones. The order inside a pair is random, so the mean
+            and Lemma 1 hold for both; but positions that share a pairing turn in the same direction only with
+            one-sided angles (label eq13).
 
     >>> Draw(pairing="structured", law="uniform_angle")
     Draw(pairing='structured', pairing_per='row', angle_per='row', law='uniform_angle', side='symmetric')
@@ -69,15 +71,15 @@ _CHOICES = {
 class Rotation:
     """One draw: which features are paired, the sign inside each pair, and the tangent of the angle.
 
-    The leading axes of ``tan`` (…) and of `partner` and `sign` (…, D) broadcast against those of the features once
-    their axis is moved last: (N, H, W) for a map (N, C, H, W). Build one with `from_permutation` or
-    `sample_rotation`, apply it with `rotationout.functional.rotate`, as often as you like.
+    The leading axes of ``tan`` (…) and of `partner` and `sign` (…, D) broadcast against those of the features with the
+    feature axis moved last: (N, H, W) for a map (N, C, H, W). Build a rotation with `from_permutation` or
+    `sample_rotation`, and apply it with `rotationout.functional.rotate`, as often as you like.
 
     Attributes:
         tan: tan θ.
         index: the pairing in its compact form, see `rotationout.pairing`.
         features: D.
-        seed: where the signs of a structured pairing come from; None for an explicit one.
+        seed: the seed of the signs of a structured pairing; None for a table.
 
     >>> quarter = Rotation.from_permutation([0, 1], math.pi / 4)
     >>> quarter.matrix()
@@ -151,12 +153,12 @@ class Rotation:
 
     @property
     def leading_shape(self) -> torch.Size:
-        """The shape against which the leading axes of the features broadcast."""
+        """The shape of the draw, which must broadcast to that of the features without the feature axis."""
         index_shape = self.index.shape if self.seed is not None else self.index.shape[:-1]
         return torch.Size(torch.broadcast_shapes(self.tan.shape, index_shape))
 
     def matrix(self, *, scaled: bool = True) -> Tensor:
-        """R = I + tan θ · A, what `rotate` multiplies by; with ``scaled=False`` the orthogonal M = R · cos θ."""
+        """R = I + tan θ · A, which `rotate` applies (label eq6); with ``scaled=False`` M = R · cos θ (label eq4)."""
         partner, sign = pairing.partner_and_sign(self.index, self.seed, self.features)
         identity = torch.eye(self.features, dtype=self.tan.dtype, device=self.tan.device)
         skew = identity[partner] * sign.unsqueeze(-1)
@@ -171,8 +173,8 @@ class Rotation:
         """The same draw on another device."""
         if not isinstance(device, torch.device | str | int):
             raise TypeError(
-                f"device must be where the draw is to live, e.g. 'cuda', got {type(device).__name__} {device!r}; "
-                "a draw serves features of every dtype"
+                f"device must be a torch.device or its name, e.g. 'cuda', got {type(device).__name__} {device!r}; "
+                "a rotation has no dtype to convert: it applies to features of every dtype"
             )
         seed = None if self.seed is None else self.seed.to(device)
         return Rotation(self.tan.to(device), self.index.to(device), self.features, seed)
@@ -196,12 +198,12 @@ def sample_rotation(
 
     Args:
         shape: the shape of the tensor to be rotated.
-        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        p: drop probability of the equally strong Dropout, E tan²θ = p / (1 − p).
         dim: the feature axis.
-        batch_dim: the axis that counts examples; None for a single example without one.
-        draw: what is drawn and who shares it; `Draw()` if not given.
+        batch_dim: the axis of examples; None for a single example without a batch axis.
+        draw: how to draw; `Draw()` if not given.
         generator: where the random numbers come from; torch's default generator of ``device`` if not given.
-        device: where the draw lives.
+        device: where the draw is made; the generator's device if not given.
 
     >>> sample_rotation((32, 64, 8, 8), 0.2, dim=1, draw=Draw(pairing_per="example")).leading_shape
     torch.Size([32, 8, 8])
@@ -239,7 +241,7 @@ def check_draw(draw: Draw | None) -> Draw:
 
 
 def leading_batch_axis(batch_dim: int | None, feature_axis: int, ndim: int, draw: Draw) -> int | None:
-    """``batch_dim`` as an axis of the leading shape, the one without the feature axis; None if no choice needs it."""
+    """``batch_dim`` as an axis of the shape without the feature axis; None if nothing is drawn per example."""
     if batch_dim is None or "example" not in (draw.pairing_per, draw.angle_per):
         return None
     axis = resolve_axis("batch_dim", batch_dim, ndim)
@@ -251,7 +253,7 @@ def leading_batch_axis(batch_dim: int | None, feature_axis: int, ndim: int, draw
 
 
 def check_features(features: int, dim: int) -> None:
-    """A rotation needs a pair."""
+    """Raise a ValueError if there are fewer than 2 features."""
     if features < 2:
         raise ValueError(
             f"the feature axis dim = {dim} has size {features}, but a rotation needs at least 2 features to pair; "
@@ -300,13 +302,13 @@ def sample(
 
 
 def random_source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:
-    """Keyword arguments for torch's samplers. ``generator=None`` is left out: with it they take no symbolic sizes."""
+    """Keyword arguments for torch's samplers. ``generator=None`` is left out: with it they refuse symbolic sizes."""
     check_generator(generator)
     return {"device": device} if generator is None else {"device": device, "generator": generator}
 
 
 def check_generator(generator: torch.Generator | None) -> None:
-    """A generator of torch, if there is one."""
+    """Raise a TypeError unless ``generator`` is a torch.Generator or None."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             "generator must be a torch.Generator, e.g. torch.Generator().manual_seed(0), "
@@ -326,7 +328,7 @@ def _sample_tan(shape: tuple[int, ...], scale: float | Tensor, draw: Draw, sourc
 
 
 def tan_of_uniform(uniform: Tensor, law: str, scale: float | Tensor) -> Tensor:
-    """Numbers uniform in (−1, 1) or (0, 1), turned into tangents of one of the laws but ``gaussian_tan``."""
+    """Map numbers uniform in (−1, 1) or (0, 1) to tan θ, for every law but ``gaussian_tan``."""
     if law == "uniform_tan":
         return uniform * scale
     if law == "uniform_angle":
@@ -345,10 +347,11 @@ def sample_blocks(
     generator: torch.Generator | None,
     device: torch.device | None,
 ) -> Tensor:
-    """True inside random blocks of the last ``spatial`` axes of ``leading``, everywhere with probability ``coverage``.
+    """A mask of random blocks on the last ``spatial`` axes of ``leading``: True with probability ``coverage``.
 
-    A position lies in b^d possible blocks (b clipped to the map on each axis), one for each seed of a grid that reaches
-    b − 1 beyond the map; it is covered unless none of them has one: c = 1 − (1 − γ)^(b^d). Exact at the border too,
+    For the combination with DropBlock of section 2.3. A block is laid from each point of a grid with probability γ. The
+    grid reaches b − 1 beyond the map, so every position lies in b^d possible blocks (b clipped to the map on each axis)
+    and is covered by at least one of them with probability c = 1 − (1 − γ)^(b^d). That is exact at the border too,
     unlike DropBlock's own approximation (Ghiasi et al. 2018).
     """
     sizes = leading[len(leading) - spatial :]

@@ -1,4 +1,4 @@
-"""How strong is a noise: one scale, λ, and what each noise makes of it.
+"""The strength λ of a noise: one scale for all, and its conversion to and from the parameter of each noise.
 
 The paper matches noises by the variance of their multiplier (section 2.1):
 
@@ -19,9 +19,9 @@ uniform_angle     Θ, θ ~ Unif(−Θ, Θ)                              tan Θ /
 gaussian_angle    σ, θ ~ N(0, σ²) truncated to ±5π/12             by quadrature
 ================  ==============================================  =====================
 
-What p means for noises that have no λ of this kind, Cutout and DropBlock among them, is said in `rotationout.kinds`.
 The last four are the laws of the rotation angle. One-sided angles (|θ|) have the same λ. A Gaussian θ that is not
-truncated has infinite E tan²θ and is not offered.
+truncated has infinite E tan²θ and is not offered. Some noises, Cutout and DropBlock among them, have no λ of this kind;
+`rotationout.kinds` says what their p means.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ANGLE_LIMIT = 5 * math.pi / 12
 
 def check_number(name: str, value: object) -> float:
     """``value`` as a float, or a TypeError that names the argument."""
-    held = hasattr(value, "detach") or getattr(value, "ndim", 0) > 0  # a number in a tensor or in an array is none
+    held = hasattr(value, "detach") or getattr(value, "ndim", 0) > 0  # a tensor or an array is refused
     if held or isinstance(value, bool | str) or not hasattr(value, "__float__"):
         hint = f"; pass a Python float, e.g. {type(value).__name__.lower()}.item()" if held else ""
         raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}{hint}")
@@ -50,7 +50,7 @@ def check_number(name: str, value: object) -> float:
 
 
 def check_rate(p: object, name: str = "p") -> float:
-    """A drop probability in [0, 1) as a float, or an error that says what would be right.
+    """``p`` as a float, or an error if it is not a drop probability in [0, 1).
 
     >>> check_rate(0.2)
     0.2
@@ -71,7 +71,7 @@ def check_rate(p: object, name: str = "p") -> float:
 def check_choice(name: str, value: object, choices: Iterable[str], *, also: str = "") -> str:
     """``value`` if it is one of ``choices``, or a ValueError that lists them and the nearest name.
 
-    What the caller would have taken besides names, None say, it tells in ``also``.
+    ``also`` says what the caller accepts besides these names, e.g. None.
     """
     options = tuple(choices)
     if isinstance(value, str) and value in options:
@@ -164,7 +164,7 @@ def _bisect(function: Callable[[float], float], target: float, low: float, high:
             high = middle
 
 
-@functools.lru_cache(maxsize=1024)  # layers share a strength, also on a ramp
+@functools.lru_cache(maxsize=1024)  # many layers ask for the same strength, also on a ramp
 def _uniform_angle_from_lam(lam: float) -> float:
     return _bisect(_uniform_angle_to_lam, lam, 0.0, math.pi / 2) if lam else 0.0
 

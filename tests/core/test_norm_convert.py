@@ -141,9 +141,9 @@ def test_nothing_changes_if_anything_fails() -> None:
 
 
 def test_a_conversion_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="what it has is SyncBatchNorm"):
+    with pytest.raises(ValueError, match="its normalisation is SyncBatchNorm"):
         norm.convert_batchnorm(nn.Sequential(nn.SyncBatchNorm(4)), "cross")
-    with pytest.raises(ValueError, match="CrossNorm1d can stand for: what it has is BatchNorm2d"):
+    with pytest.raises(ValueError, match="CrossNorm1d can replace: its normalisation is BatchNorm2d"):
         norm.convert_batchnorm(nn.Sequential(nn.BatchNorm2d(4)), norm.CrossNorm1d)
     with pytest.raises(ValueError, match="no BatchNorm layer at all"):
         norm.convert_batchnorm(nn.Linear(2, 2), "ghost")

@@ -113,7 +113,7 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (lambda: ro.insert(OwnForward(nn.ReLU()), VECTORS, after=OwnForward), ValueError, r"a forward of its own"),
         (lambda: ro.insert(nn.Embedding(5, 4), VECTORS, before=nn.Embedding), ValueError, r"takes indices"),
         (lambda: ro.insert(nn.LSTMCell(4, 4), VECTORS, after=nn.LSTMCell), ValueError, r"is its state too"),
-        (lambda: ro.insert(nn.LSTM(4, 4), MAPS, after=nn.LSTM), TypeError, r"does not take the last axis"),
+        (lambda: ro.insert(nn.LSTM(4, 4), MAPS, after=nn.LSTM), TypeError, r"does not take features on the last axis"),
         (
             lambda: ro.insert(Network(), ro.RotationOut(center="running", num_features=8), before=nn.Linear),
             ValueError,

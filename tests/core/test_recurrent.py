@@ -329,17 +329,21 @@ X = torch.randn(T, N, C)
             r"layer_noise must be a module, e.g. Locked",
         ),
         (lambda: NoisyLSTM(C, H, output_noise=nn.Dropout1d(0.3)), TypeError, "output_noise: Dropout1d does not take"),
-        (lambda: NoisyGRU(C, H, input_noise=RotationOut1d(0.3)), TypeError, "does not take the last axis"),
-        (lambda: NoisyGRU(C, H, input_noise=CentredDropout(0.3, dim=1)), TypeError, "does not take the last axis"),
+        (lambda: NoisyGRU(C, H, input_noise=RotationOut1d(0.3)), TypeError, "does not take features on the last axis"),
+        (
+            lambda: NoisyGRU(C, H, input_noise=CentredDropout(0.3, dim=1)),
+            TypeError,
+            "does not take features on the last axis",
+        ),
         (
             lambda: NoisyGRU(C, H, input_noise=RotationOut(0.3, pairing_per="example")),
             TypeError,
-            "first axis for that of examples; use RotationOutSequence",
+            "first axis to be that of examples; use RotationOutSequence",
         ),
         (
             lambda: NoisyGRU(C, H, input_noise=nn.ModuleList([LockedDropout(0.3)])),
             TypeError,
-            "ModuleList holds a noise on sequences",
+            "ModuleList contains a noise on sequences",
         ),
         (lambda: NoisyGRU(C, H, layer_noise=0.3), TypeError, "layer_noise must be a module, .* got 0.3"),
         (

@@ -180,7 +180,7 @@ def test_bad_arguments_of_sample_rotation() -> None:
         ro.sample_rotation((4.7, 6), 0.2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, .* got int 3"):
         ro.sample_rotation((4, 6), 0.2, generator=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"device must be where the draw is to live, .*got dtype torch\.float64"):
+    with pytest.raises(TypeError, match=r"device must be a torch\.device or its name, .*got dtype torch\.float64"):
         ro.sample_rotation((4, 6), 0.2).to(torch.float64)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape must have no negative sizes, got \(-1, 6\)"):
         ro.sample_rotation((-1, 6), 0.2)

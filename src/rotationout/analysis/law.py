@@ -55,7 +55,7 @@ class NoiseLaw:
             if self.center.ndim != 1:
                 raise ValueError(f"center must have shape (D,), got {tuple(self.center.shape)}")
         elif self.center is not None:
-            strength.check_choice("center", self.center, ("batch",), also="None or a mean, a tensor")
+            strength.check_choice("center", self.center, ("batch",), also="None or a tensor with the mean")
 
     def covariance(self, second: Tensor) -> Tensor:
         """E[ε εᵀ] for E[z zᵀ] = ``second``, both (…, D, D): Lemma 1 where that is z zᵀ itself."""

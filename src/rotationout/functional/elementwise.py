@@ -1,7 +1,7 @@
 """Noises that multiply every element by a random number of its own: x̃ = m + μ·(x − m) with E μ = 1 and Var μ = λ.
 
-m is the origin or the mean of every feature. About the mean, the variance of the noise no longer depends on it: the
-"centred" Dropout-a and Dropout-b of section 3.2 (label 118), for every noise here.
+m is the origin or the mean of every feature. About the mean, the variance of the noise does not depend on that mean.
+These are the "centred" Dropout-a and Dropout-b of section 3.2 (label 118), for every noise here.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def gaussian_dropout(
 
     Args:
         x: features, fp16, bf16, fp32 or fp64.
-        p: drop probability of the Dropout it is matched to.
+        p: drop probability of the equally strong Dropout.
         training: apply the noise.
         dim: the feature axis: 1 for maps (N, C, H, W), −1 for vectors and tokens. Without a centre it does not matter.
         center: the point about which features are multiplied: None, the origin; ``"batch"``, the mean of every feature
-            over all other axes, inside the graph; or a tensor, a mean of shape (D,). A batch mean couples the examples
-            of a batch.
+            over all other axes, with gradients through it; or a tensor, a mean of shape (D,). A batch mean couples the
+            examples of a batch.
         mask: True where there are features and False at padding, broadcast to the shape of ``x`` without ``dim``.
             Padding is passed through and takes no part in a batch mean.
         sync: take the batch mean over all data-parallel processes.
@@ -63,9 +63,9 @@ def uout(
     sync: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Multiply every element by 1 + Unif(−β, β) (Li et al. 2019, "Uout"), β² / 3 = λ = p / (1 − p).
+    """Multiply every element by 1 + Unif(−β, β) (Li et al. 2019, "Uout"; section 3.2), β² / 3 = λ = p / (1 − p).
 
-    β is at most 1, and no sign is turned, up to p = 0.25. The arguments are those of `gaussian_dropout`.
+    Up to p = 0.25, β is at most 1 and no feature changes its sign. The arguments are those of `gaussian_dropout`.
 
     >>> noisy = uout(torch.ones(10_000), 0.25)
     >>> bool((noisy >= 0).all() and (noisy <= 2).all())
@@ -88,8 +88,8 @@ def centred_dropout(
 ) -> Tensor:
     """Replace elements by the mean of their feature, with probability ``p``, and stretch the others from it.
 
-    x̃ = m + (x − m)·Bernoulli(1 − p) / (1 − p), Dropout of the zero-centred features. The arguments are those of
-    `gaussian_dropout`; about the origin this is `torch.nn.functional.dropout`.
+    x̃ = m + (x − m)·Bernoulli(1 − p) / (1 − p), Dropout of the zero-centred features (section 3.2). The arguments are
+    those of `gaussian_dropout`; about the origin this is `torch.nn.functional.dropout`.
 
     >>> x = torch.tensor([[1.0, 10.0], [3.0, 30.0]])  # means 2 and 20
     >>> dropped = centred_dropout(x, 0.5)
@@ -119,12 +119,12 @@ def multiply(
     sync: bool,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """All of the above once the strength is the parameter of ``kind``: a number, or a tensor a schedule may change."""
+    """The noises above, with the parameter of ``kind`` instead of p: a number, or a tensor a schedule may change."""
     axis = inputs.check_features(x, dim)
     inputs.check_center(center, x, axis)
     weight = None if mask is None else inputs.mask_weight(mask, x, axis)
     together = sync and inputs.processes() > 1
-    if not active or (x.numel() == 0 and not together):  # an empty batch still has a part in a mean over processes
+    if not active or (x.numel() == 0 and not together):  # with sync others wait for it
         return x
 
     mean = center
@@ -132,12 +132,12 @@ def multiply(
         if not together:
             inputs.check_batch(x, weight, axis, dim)
         mean, _ = inputs.feature_mean(x, weight, axis, sync=sync)
-    if mean is not None:  # at least fp32, and with it all that follows; x itself is rounded once
+    if mean is not None:  # in fp32 at least, as all that follows; the result is rounded once
         mean = mean.to(torch.promote_types(x.dtype, torch.float32))
         mean = mean.view(*(1,) * (x.ndim - mean.ndim), *mean.shape).movedim(-1, axis)
     centred = x if mean is None else x - mean
 
-    # For backward autograd keeps the multiplier alone, a byte for each element of Dropout's.
+    # For backward, autograd keeps only the multiplier: for Dropout a byte for each element.
     sample = torch.randn_like if kind == "gaussian" else torch.rand_like
     drawn = sample(x, dtype=torch.float32, **random_source(generator, x.device))
     if kind == "dropout":
@@ -149,4 +149,4 @@ def multiply(
     noisy = noisy.to(x.dtype)
     if weight is None:
         return noisy
-    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), noisy, x)  # whatever the padding holds
+    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), noisy, x)  # padding stays, even NaN

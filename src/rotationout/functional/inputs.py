@@ -1,4 +1,4 @@
-"""What a noise may be given: features, a mask, a mean. Each check says what would be right."""
+"""Checks of what a noise is given (features, a mask, a mean), and the mean of every feature over a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def check_features(x: Tensor, dim: int) -> int:
-    """The feature axis of ``x`` counted from the front, if it is a dense floating-point tensor that has one."""
+    """Check that ``x`` is a dense floating-point tensor; return its feature axis, counted from the front."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a Tensor, got {kind_of(x)}")
     check_dense(x)
@@ -38,17 +38,17 @@ def check_features(x: Tensor, dim: int) -> int:
 
 
 def kind_of(x: object) -> str:
-    """The type of what is no tensor, for a sentence; and what to do about it, where that can be said."""
+    """The type of an object that is not a tensor, for an error message, with advice for some types."""
     kind = type(x).__name__
     advice = {
-        "Proxy": "; torch.fx can follow noise in training only as a leaf: see is_leaf_module of torch.fx.Tracer",
+        "Proxy": "; torch.fx can trace noise in training only as a leaf module: see is_leaf_module of torch.fx.Tracer",
         "PackedSequence": "; RotationOutSequence takes packed sequences, as nn.LockedDropout of rotationout does",
     }
     return kind + advice.get(kind, "")
 
 
 def check_dense(x: Tensor) -> None:
-    """``x`` has a value for every place, and places that can be counted."""
+    """Raise a TypeError if ``x`` is nested or sparse."""
     if x.is_nested:
         raise TypeError("x must be a dense tensor, got a nested one; pad it, x.to_padded_tensor(0.0), and give a mask")
     if x.layout is not torch.strided:
@@ -56,15 +56,15 @@ def check_dense(x: Tensor) -> None:
 
 
 def check_center(center: str | Tensor | None, x: Tensor, axis: int) -> None:
-    """A centre is None, ``"batch"`` or a mean that fits ``x``."""
+    """Check that ``center`` is None, ``"batch"`` or a mean that fits ``x``."""
     if isinstance(center, Tensor):
         check_mean("center", center, x, axis)
     elif center is not None:
-        strength.check_choice("center", center, ("batch",), also="None or a mean, a tensor")
+        strength.check_choice("center", center, ("batch",), also="None or a tensor with the mean")
 
 
 def check_mean(name: str, mean: Tensor, x: Tensor, axis: int) -> None:
-    """A mean has a value for every feature of ``x``, on its last axis."""
+    """Check that ``mean`` has a value for every feature of ``x``, on its own last axis."""
     if not isinstance(mean, Tensor) or not mean.is_floating_point():
         kind = mean.dtype if isinstance(mean, Tensor) else type(mean).__name__
         raise TypeError(f"{name} must be a real floating-point tensor, got {kind}")
@@ -75,13 +75,13 @@ def check_mean(name: str, mean: Tensor, x: Tensor, axis: int) -> None:
 
 
 def check_device(name: str, tensor: Tensor, x: Tensor) -> None:
-    """``tensor`` lives where ``x`` does."""
+    """Check that ``tensor`` is on the device of ``x``."""
     if tensor.device != x.device:
         raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move it with {name}.to({str(x.device)!r})")
 
 
 def check_batch(x: Tensor, weight: Tensor | None, axis: int, dim: int) -> None:
-    """A batch mean needs two values: about a mean over one there is nothing to disturb. Masked rows go uncounted."""
+    """Check that a batch mean is over at least two values: with one, x − m is zero. With a mask nothing is checked."""
     if weight is None and x.numel() == x.size(axis):
         raise ValueError(
             f"center='batch' needs more than one value per feature, got shape {tuple(x.shape)} with the features on "
@@ -90,14 +90,14 @@ def check_batch(x: Tensor, weight: Tensor | None, axis: int, dim: int) -> None:
 
 
 def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether a tensor of the one shape can be expanded to the other."""
+    """Whether a tensor of shape ``shape`` can be expanded to ``target``."""
     missing = len(target) - len(shape)
-    # Not "in": torch.compile does not find a size that it knows beside one that it does not.
+    # Not `n in (1, m)`, which fails under torch.compile where one size is symbolic and the other is not.
     return missing >= 0 and all(n == 1 or n == m for n, m in zip(shape, target[missing:], strict=True))
 
 
 def mask_weight(mask: Tensor, x: Tensor, axis: int) -> Tensor:
-    """A mask as weights of the rows of ``x``, 1 where there are features and 0 at padding."""
+    """A mask as fp32 weights of the rows of ``x``: 1 where there are features, 0 at padding."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a boolean tensor, True where there are features, got {kind}")

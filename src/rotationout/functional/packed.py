@@ -1,4 +1,4 @@
-"""Packed sequences (`torch.nn.utils.rnn.PackedSequence`): what a noise may be given, and whose row is which."""
+"""Packed sequences (`torch.nn.utils.rnn.PackedSequence`): checks, and the time step and sequence of every row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_packed", "places", "with_rows"]
 
 
 def check_packed(packed: PackedSequence) -> None:
-    """An error that says what would be right, unless ``packed`` holds feature vectors, as many as it says."""
+    """Raise a ValueError unless ``packed`` holds feature vectors and its fields agree with each other."""
     data, sizes, order, _ = packed
     if not isinstance(data, Tensor) or data.ndim != 2:
         found = f"shape {tuple(data.shape)}" if isinstance(data, Tensor) else type(data).__name__
@@ -40,7 +40,7 @@ def with_rows(packed: PackedSequence, rows: Tensor) -> PackedSequence:
 
 
 def places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
-    """The time step of every row, and its sequence, counted as before packing; each (rows,)."""
+    """The time step and the sequence of every row, each (rows,); sequences are numbered as before packing."""
     rows, device = packed.data.size(0), packed.data.device
     sizes = packed.batch_sizes.to(device)
     time = torch.arange(sizes.numel(), device=device).repeat_interleave(sizes, output_size=rows)

@@ -1,4 +1,4 @@
-"""`rotate` applies a given rotation, `rotation_out` draws one first."""
+"""`rotate` applies a given rotation (label eq6); `rotation_out` draws one first, as the layers do (label eq13)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def rotate(
 
     Args:
         x: features, fp16, bf16, fp32 or fp64.
-        rotation: the draw. Its leading shape broadcasts against that of ``x`` with ``dim`` moved last.
+        rotation: the draw. Its leading shape must broadcast to the shape of ``x`` without ``dim``.
         mean: the point to turn about, shape (D,) or (…, D); the origin if not given.
         dim: the feature axis.
-        backend: an implementation by name, instead of the fastest that can run.
+        backend: the name of the implementation to use; the fastest that can run if not given.
 
     >>> quarter = Rotation.from_permutation([0, 1], torch.pi / 4)
     >>> rotate(torch.tensor([3.0, 1.0]), quarter)
@@ -76,13 +76,13 @@ def rotation_out(
 
     Args:
         x: features, fp16, bf16, fp32 or fp64.
-        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        p: drop probability of the equally strong Dropout, E tan²θ = p / (1 − p).
         training: apply the noise.
         dim: the feature axis.
-        batch_dim: the axis that counts examples; None for a single example without one.
-        draw: what is drawn and who shares it; `Draw()`, everything for every feature vector, if not given.
+        batch_dim: the axis of examples; None for a single example without a batch axis.
+        draw: how to draw; `Draw()`, a pairing and an angle for every feature vector, if not given.
         center: the point to turn about: None, the origin; ``"batch"``, the mean of every feature over all other axes,
-            inside the graph; or a tensor, a mean of shape (D,). A batch mean couples the examples of a batch.
+            with gradients through it; or a tensor, a mean of shape (D,). A batch mean couples the examples of a batch.
         mask: True where there are features and False at padding, broadcast to the shape of ``x`` without ``dim``.
             Padding is passed through and takes no part in a batch mean, which needs at least two rows that are not
             padding.
@@ -90,7 +90,7 @@ def rotation_out(
         coverage: the probability with which a position lies in a block, 0.1 if not given.
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
-        backend: an implementation by name, instead of the fastest that can run.
+        backend: the name of the implementation to use; the fastest that can run if not given.
 
     >>> x = torch.tensor([[3.0, 4.0]])
     >>> turned = rotation_out(x, 0.2)
@@ -134,7 +134,7 @@ def apply_noise(
     generator: torch.Generator | None,
     backend: str | None,
 ) -> Tensor:
-    """`rotation_out` once the strength is a law's parameter: a number, or a tensor that a schedule may change."""
+    """`rotation_out` with the parameter of the law instead of p: a number, or a tensor that a schedule may change."""
     axis = inputs.check_features(x, dim)
     _rotation.check_features(x.size(axis), dim)
     batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim, draw)
@@ -142,7 +142,7 @@ def apply_noise(
     inputs.check_center(center, x, axis)
     covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
     weight = None if mask is None else inputs.mask_weight(mask, x, axis)
-    # An empty batch still has a part in a mean over processes.
+    # With sync an empty batch must take part too: the other processes wait for it.
     if not active or (x.numel() == 0 and not (sync and inputs.processes() > 1)):
         return x
 
@@ -168,7 +168,7 @@ def turn_about(
     sync: bool,
     backend: str | None,
 ) -> Tensor:
-    """Apply a draw about a centre, all checked already; rows of weight 0 are passed through."""
+    """Apply a rotation about ``center``; arguments are checked already. Rows of weight 0 are passed through."""
     draws = (rotation.tan, rotation.index, rotation.seed, axis)
     if not isinstance(center, str):
         rotated = autograd.rotate(x, center, *draws, backend=backend)
@@ -180,19 +180,19 @@ def turn_about(
         rotated = autograd.rotate_centred(x, weight, *draws, backend=backend)
     if weight is None:
         return rotated
-    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # whatever the padding holds
+    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # padding stays, even NaN
 
 
 def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> float:
-    """The coverage to use, or an error that says what would be right."""
+    """Check both arguments; return the coverage to use, 1 without blocks."""
     if block_size is None:
         if coverage is not None:
-            raise ValueError(f"coverage = {coverage!r} says how much blocks cover: it needs a block_size")
+            raise ValueError(f"coverage = {coverage!r} is the share that blocks cover: give block_size too")
         return 1.0
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
         raise ValueError(f"block_size must be a positive integer or None, got {block_size!r}")
     fraction = 0.1 if coverage is None else coverage
-    if not isinstance(fraction, float):  # of a number that it does not know torch.compile tells no more than its type
+    if not isinstance(fraction, float):  # torch.compile knows only the type of a symbolic number
         fraction = strength.check_number("coverage", fraction)
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"coverage must be in (0, 1], got {fraction!r}; for no noise set p = 0")

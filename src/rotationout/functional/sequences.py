@@ -1,6 +1,6 @@
 """Noises on sequences, tensors and packed ones: `locked_dropout`, and the draw of a rotation for packed rows.
 
-What is drawn for a packed batch is what would be drawn for the same batch padded: one seed, one noise, in either form.
+A packed batch gets the noise that the same batch would get padded: with one seed both forms are disturbed alike.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def locked_dropout(
 def lock(
     x: Sequences, rate: float | Tensor, active: bool, *, batch_first: bool, generator: torch.Generator | None
 ) -> Sequences:
-    """`locked_dropout` with a rate that is a number, or a tensor that a schedule may change."""
+    """`locked_dropout` once the rate is checked: a number, or a tensor that a schedule may change."""
     if isinstance(x, PackedSequence):
         check_packed(x)
         inputs.check_features(x.data, -1)
@@ -73,13 +73,13 @@ def lock(
 def dropout_multiplier(
     shape: Sequence[int], rate: float | Tensor, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """0 with probability ``rate``, else 1 / (1 − rate), for tensors like ``like``."""
+    """A random tensor of 0 with probability ``rate``, else 1 / (1 − rate), of the dtype and device of ``like``."""
     uniform = torch.rand(shape, dtype=torch.float32, **random_source(generator, like.device))
     return ((uniform >= rate) / (1 - rate)).to(like.dtype)
 
 
 def sequence_axis(x: Tensor, batch_first: bool) -> int | None:
-    """The axis of ``x`` that counts sequences, None if it is a single one."""
+    """The batch axis of ``x``; None if it is a single sequence."""
     if x.ndim == 3:
         return 0 if batch_first else 1
     if x.ndim == 2:
@@ -89,19 +89,19 @@ def sequence_axis(x: Tensor, batch_first: bool) -> int | None:
 
 
 def sample_packed(packed: PackedSequence, scale: float | Tensor, draw: Draw, *, batch_first: bool) -> Rotation:
-    """Draw a rotation for the padded batch, and keep it at the rows that are packed."""
+    """Draw a rotation for the padded batch (label eq13), and select the rows that are packed."""
     time, sequence = places(packed)
     where = (sequence, time) if batch_first else (time, sequence)
     steps, sequences = packed.batch_sizes.numel(), int(packed.batch_sizes[0])
     leading, batch_axis = ((sequences, steps), 0) if batch_first else ((steps, sequences), 1)
     padded = sample(leading, packed.data.size(1), scale, draw, batch_axis, None, packed.data.device)
-    # A structured pairing reads its signs from its place: only as a table can it move.
+    # The signs of a structured pairing depend on its position in the draw; a table can be reindexed.
     table = pairing.as_table(padded.index, padded.seed, padded.features)
     return Rotation(_at(where, padded.tan), _at(where, table), padded.features)
 
 
 def _at(where: tuple[Tensor, Tensor], drawn: Tensor) -> Tensor:
-    """What was drawn for each row; along an axis of size 1 all share it."""
+    """The part of a draw for each packed row; along an axis of size 1 all rows share it."""
     if drawn.shape[:2] == (1, 1):
         return drawn[0]
     return drawn[tuple(0 if size == 1 else index for size, index in zip(drawn.shape, where, strict=False))]

@@ -1,4 +1,4 @@
-"""Noises with a structure of their own: a square cut out of every image, and two residual branches mixed at random."""
+"""Cutout, which hides a square of every image, and Shake-Shake, which mixes two residual branches at random."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ def shake_shake(
 ) -> Tensor:
     """Mix two residual branches at random: α·first + (1 − α)·second (Gastaldi 2017).
 
-    2α = 1 + Unif(−β, β), β² / 3 = λ = p / (1 − p). So E[x̃] is the mean of the branches, which is what comes out if
-    ``training`` is false or ``p`` is 0, and Var[x̃] = λ·((first − second) / 2)². p = 0.25 is Gastaldi's α uniform
-    between 0 and 1, and the largest there is.
+    2α = 1 + Unif(−β, β), β² / 3 = λ = p / (1 − p). So E[x̃] is the mean of the branches, and
+    Var[x̃] = λ·((first − second) / 2)². The mean itself is returned if ``training`` is false or ``p`` is 0. The largest
+    p is 0.25, Gastaldi's α uniform between 0 and 1.
 
     Args:
         first: the output of one branch.
         second: the output of the other one, of the same shape.
-        p: drop probability with the same variance of the multiplier 2α of a branch, at most 0.25.
+        p: drop probability of the Dropout whose multiplier has the variance of 2α, at most 0.25.
         training: apply the noise.
-        per: who has an α of its own: every ``"example"`` (along the first axis), or the ``"batch"``.
+        per: what gets an α of its own: every ``"example"`` (along the first axis), or the whole ``"batch"``.
         backward: the weights of the branches in the backward pass: ``"shake"``, drawn anew; ``"keep"``, those of the
             forward pass, the true gradient; or ``"even"``, a half each.
         generator: where the random numbers come from; torch's default generator if not given.
@@ -100,12 +100,12 @@ def shake_shake(
 
 
 def check_shake_rate(p: float) -> float:
-    """A rate that a mixture of two branches can have, or an error that says what would be right."""
+    """``p`` as a float, or a ValueError if it is more than `SHAKE_LIMIT`."""
     rate = strength.check_rate(p)
     if rate > SHAKE_LIMIT:
         raise ValueError(
             f"p must be at most {SHAKE_LIMIT} for Shake-Shake, got {rate!r}: at {SHAKE_LIMIT} (λ = 1/3) α is uniform "
-            "between 0 and 1, and beyond a branch would have a negative weight"
+            "between 0 and 1, and above it a branch could have a negative weight"
         )
     return rate
 
@@ -146,12 +146,12 @@ def mix(
 
 
 def _weighted(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
-    """In fp32 at least, rounded once."""
+    """weight·first + (1 − weight)·second, in fp32 at least and rounded once."""
     return (first * weight + second * (1 - weight)).to(first.dtype)
 
 
 class _Mix(Function):
-    """A mixture whose backward pass has weights of its own. Not a derivative: there is no forward mode."""
+    """A mixture whose backward pass has weights of its own; that is no derivative, so there is no forward-mode AD."""
 
     generate_vmap_rule = True
 

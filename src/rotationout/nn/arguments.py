@@ -1,4 +1,4 @@
-"""Arguments that a layer does not take: the error has the layer's own name, and says what to do instead."""
+"""Errors for arguments that a layer does not take: they name that layer, and say what to do instead."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["NEVER_IN_PLACE", "checked"]
 Init = TypeVar("Init", bound=Callable[..., None])
 
 NEVER_IN_PLACE = {
-    "inplace": "inplace, the second argument of torch.nn.Dropout, is to be left out: nothing is done in place"
+    "inplace": "leave out inplace, the second argument of torch.nn.Dropout: noise is never applied in place"
 }
 
 
 def checked(instead: dict[str, str]) -> Callable[[Init], Init]:
-    """Check what an ``__init__`` is given before it is called.
+    """A decorator for ``__init__`` that checks the arguments against its signature first.
 
-    Python's own error names the class that has the ``__init__``, and not the one that inherits it.
+    Python's own error names the class that defines the ``__init__``, not the one that inherits it.
 
     Args:
         instead: arguments of torch's layer that this one lacks, and what to do instead of each.
@@ -41,7 +41,7 @@ def checked(instead: dict[str, str]) -> Callable[[Init], Init]:
             try:
                 signature.bind(self, *args, **kwargs)
             except TypeError as error:
-                by_position = "positional" in str(error)  # as torch's layer takes them too
+                by_position = "positional" in str(error)  # torch's layer takes them by position too
                 hints = [f"; {hint}" for name, hint in instead.items() if by_position or name in kwargs]
                 raise TypeError(f"{type(self).__name__}: {error}{''.join(hints)}") from None
             init(self, *args, **kwargs)

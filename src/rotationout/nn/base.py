@@ -1,4 +1,4 @@
-"""What the layers share: a strength that can be changed at any time, and the mean about which they disturb features."""
+"""Base classes of the layers: `Noise` has a strength that may be changed at any time, `CentredNoise` a mean too."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..kernels.autograd import follow_mean, mean_parts
 __all__ = ["CentredNoise", "Noise"]
 
 _LARGEST_RATE = 1 - 2**-24
-"""The last fp32 number before 1: a rate that is rounded to 1 would keep nothing and divide it by zero."""
+"""The largest fp32 number below 1: a rate rounded to 1 would drop everything and divide by zero."""
 
 
 class Noise(_DropoutNd):
-    """A layer with a strength. A dropout layer to torch, so that tools which look for those find it.
+    """A noise layer with a strength p. It derives from torch's dropout layers, so tools that look for those find it.
 
-    ``_scale``, a number on the device, is the noise's own parameter; ``_active`` is false at p = 0, when there is
-    nothing to do.
+    ``_scale``, a scalar tensor on the device, is the noise's own parameter (`rotationout.strength` lists them);
+    ``_active`` is False at p = 0, when there is nothing to do.
 
     Args:
-        p: drop probability of the Dropout it is matched to.
-        kind: whose parameter ``_scale`` is, one of `rotationout.strength.KINDS`.
+        p: drop probability of the equally strong Dropout.
+        kind: the kind of noise, one of `rotationout.strength.KINDS`; ``_scale`` is its parameter.
 
     >>> class Jitter(Noise):  # multiplies whole vectors by 1 + σ·N(0, 1)
     ...     def forward(self, input: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ class Noise(_DropoutNd):
     _scale: Tensor
 
     def __init__(self, p: float, kind: str) -> None:
-        rate = strength.check_rate(p)  # first: a module that is given a Parameter keeps it, and asks no property
-        nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a place for it
+        rate = strength.check_rate(p)  # here, as nn.Module would register a Parameter and not call the setter of p
+        nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a `_scale`
         self.inplace = False
         self._kind = kind
-        with torch.inference_mode(False):  # a number to be changed, wherever the layer is made
+        with torch.inference_mode(False):  # it is changed in place, also if the layer was made in inference mode
             self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
         self.p = rate
 
@@ -54,7 +54,7 @@ class Noise(_DropoutNd):
     def p(self) -> float:
         """The drop probability of the Dropout this noise is matched to.
 
-        Setting it changes a number on the device too, not the graph: a compiled or captured model follows a schedule
+        Setting it changes a tensor on the device, not the graph: a compiled or captured model follows a schedule
         without recompiling, except once when p becomes zero or ceases to be.
         """
         return self._p
@@ -73,29 +73,29 @@ class Noise(_DropoutNd):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # The strength is fp32 whatever the model is cast to, and known even if the model came from the meta device.
+        # The strength stays fp32 whatever the model is cast to, and is set anew for a model from the meta device.
         with torch.inference_mode(False):
             self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
         self.p = self._p
         return self
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         return f"p={self.p:g}"
 
 
 class CentredNoise(Noise):
-    """A noise that may disturb x − m, the features about a mean, instead of the features themselves.
+    """A noise that may disturb x − m, the features about a mean (section 2.3), instead of the features themselves.
 
-    Subclasses say where the features are (`_axes`) and what the noise does (`_disturb`); choosing the mean, and keeping
-    a running one, is done here.
+    Subclasses say where the features are (`_axes`) and what the noise does (`_disturb`); this class chooses the mean
+    and keeps a running one.
 
     Args:
-        p: drop probability of the Dropout it is matched to.
+        p: drop probability of the equally strong Dropout.
         kind: one of `rotationout.strength.KINDS`.
         center: None, ``"batch"`` or ``"running"``.
         num_features: the size of the feature axis, for ``center="running"``.
-        momentum: how much a new batch counts in the running mean.
+        momentum: the weight of a new batch in the running mean.
         sync: take means over all data-parallel processes.
 
     >>> class Shrink(CentredNoise):  # replaces features by their mean
@@ -110,10 +110,10 @@ class CentredNoise(Noise):
 
     _fewest_features = 1
     _keeps_center = True
-    """Whether the gradient of `_disturb` may look at the centre: then it is given a copy of the running mean."""
+    """Whether autograd may save the centre: `_disturb` then gets a copy of the running mean, which changes in place."""
     running_mean: Tensor | None
     tracking = True
-    """Whether the running mean, if there is one, learns from what the layer sees."""
+    """Whether calls in training update the running mean, if there is one."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class CentredNoise(Noise):
     def _disturb(
         self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
     ) -> Tensor:
-        """The noise itself, about a mean that is given as a tensor, to be taken from the batch, or absent."""
+        """Apply the noise about ``center``: a tensor, ``"batch"`` for the mean of ``x``, or None for the origin."""
         raise NotImplementedError
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -179,18 +179,18 @@ class CentredNoise(Noise):
             return self.center
         if x.size(dim) != self.running_mean.numel():
             raise ValueError(
-                f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)} features, those of its "
-                f"axis {dim}: {tuple(x.shape)}"
+                f"num_features is {self.running_mean.numel()}, but the input has {x.size(dim)} features on axis {dim}: "
+                f"{tuple(x.shape)}"
             )
         if not self._active:
             return None
-        # The mean as it was before this batch: no example sees another.
+        # The mean as it was before this batch, so that no example sees another.
         return self.running_mean.clone() if self._keeps_center else self.running_mean
 
     def _seen(self, x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, float | Tensor] | None:
-        """What `_track_mean` needs of a batch; None if there is no running mean, or it learns nothing.
+        """The mean of a batch, in parts, and its weight, for `_track_mean`; None if no running mean is to be updated.
 
-        A mean in parts and how much it counts. It is taken before features are disturbed, and tracked afterwards.
+        It is taken before the features are disturbed; the running mean is updated afterwards.
         """
         if self.running_mean is None or not self.tracking:
             return None
@@ -199,10 +199,10 @@ class CentredNoise(Noise):
             return (mean_parts(x, dim), self.momentum) if x.numel() > 0 else None
         weight = None if mask is None else mask_weight(mask, x, dim)
         mean, rows = feature_mean(x.detach(), weight, dim, sync=self.sync)
-        counted = cast(Tensor, rows) > 0  # nothing seen, nothing learned: the weight of no rows is zero
+        counted = cast(Tensor, rows) > 0  # a batch without rows has no weight
         return mean.unsqueeze(0), self.momentum * counted.to(self.running_mean.dtype)
 
     def _track_mean(self, seen: tuple[Tensor, float | Tensor] | None) -> None:
-        """Bring the running mean up to date, if there is one."""
+        """Update the running mean with what `_seen` returned."""
         if self.running_mean is not None and seen is not None:
             follow_mean(self.running_mean, *seen)

@@ -13,7 +13,7 @@ __all__ = ["CentredDropout", "GaussianDropout", "Uout"]
 
 
 class _Elementwise(CentredNoise):
-    """What they share: a multiplier for every element."""
+    """The base of these layers: a random multiplier for every element."""
 
     _multiplier: str
 
@@ -62,14 +62,14 @@ class GaussianDropout(_Elementwise):
     The identity in eval mode and at p = 0.
 
     Args:
-        p: drop probability of the Dropout it is matched to.
+        p: drop probability of the equally strong Dropout.
         center: the point about which features are multiplied: None, the origin; ``"batch"``, the mean of every feature
-            over all other axes, inside the graph; or ``"running"``, an exponential mean of past batches, saved with
-            the model. A running mean does not go with activation checkpointing, whose second forward pass would see the
-            mean already updated.
+            over all other axes, with gradients through it; or ``"running"``, an exponential mean of past batches, saved
+            with the model. Do not use a running mean with activation checkpointing: the second forward pass would see
+            it already updated.
         dim: the feature axis: 1 for maps (N, C, H, W), −1 for vectors and tokens. Without a centre it does not matter.
         num_features: the size of the feature axis, for ``center="running"``.
-        momentum: how much a new batch counts in the running mean.
+        momentum: the weight of a new batch in the running mean.
         sync: take means over all data-parallel processes.
 
     >>> GaussianDropout(0.2, center="batch", dim=1)
@@ -94,9 +94,9 @@ class Uout(_Elementwise):
 class CentredDropout(_Elementwise):
     """Dropout of the zero-centred features, x̃ = m + Dropout(x − m); see `rotationout.functional.centred_dropout`.
 
-    The paper's centred Dropout-a before BatchNorm, Dropout-b before a weight layer (section 3.2). The variance of the
-    noise is λ·(x − m)² with λ = p / (1 − p). The identity in eval mode and at p = 0; about the origin it is
-    `torch.nn.Dropout`. The arguments are those of `GaussianDropout`.
+    Straight before BatchNorm it is the paper's centred Dropout-a, before a weight layer its centred Dropout-b (section
+    3.2). The variance of the noise is λ·(x − m)² with λ = p / (1 − p). The identity in eval mode and at p = 0; about
+    the origin it is `torch.nn.Dropout`. The arguments are those of `GaussianDropout`.
 
     >>> CentredDropout(0.5, dim=1)
     CentredDropout(p=0.5, center=batch, dim=1)

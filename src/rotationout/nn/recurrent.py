@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NoisyGRU", "NoisyLSTM"]
 
-NO_DROPOUT = {"dropout": "instead of torch's dropout=p give layer_noise=nn.Dropout(p), or another noise, by its name"}
+NO_DROPOUT = {"dropout": "instead of torch's dropout=p give the keyword layer_noise=nn.Dropout(p), or another noise"}
 
 
 class _NoisyStack(nn.Module):
-    """What the stacks share: a module of its own for every layer, which cuDNN runs, and the noises around them."""
+    """The base of both: a one-layer module for every layer, which cuDNN runs, and the noises around them."""
 
     _module: ClassVar[Callable[..., nn.RNNBase]]
     _states: ClassVar[tuple[str, ...]]
@@ -65,10 +65,10 @@ class _NoisyStack(nn.Module):
         self.layer_noises = nn.ModuleList()
         self.output_noise = noise_for("output_noise", output_noise, batch_first)
         between = noise_for("layer_noise", layer_noise, batch_first)
-        if layer_noise is not None and num_layers == 1:  # as torch does of its dropout
+        if layer_noise is not None and num_layers == 1:  # torch warns of its dropout likewise
             warnings.warn(
                 "layer_noise is between layers, but num_layers is 1: it will never act; see input_noise, output_noise",
-                stacklevel=3,  # past what checks the arguments
+                stacklevel=3,  # past the decorator that checks the arguments
             )
         for k in range(num_layers):
             size = input_size if k == 0 else (1 + bidirectional) * (proj_size or hidden_size)
@@ -76,7 +76,7 @@ class _NoisyStack(nn.Module):
             self.layers.append(WeightDrop(layer, weight_drop, variational=variational))
             if k > 0:
                 self.layer_noises.append(copy.deepcopy(between))
-        if device is not None:  # the noises may have been elsewhere
+        if device is not None:  # the noises may be on another device
             self.to(device)
 
     def _options(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class _NoisyStack(nn.Module):
 
     @classmethod
     def from_module(cls, module: nn.RNNBase, **noises: Any) -> Self:
-        """The same network with noises: sizes, options and copies of the weights are those of ``module``.
+        """The network ``module`` with noises: of the same sizes and options, with copies of its weights.
 
         Args:
             module: a `torch.nn.LSTM` for a `NoisyLSTM`, a `torch.nn.GRU` for a `NoisyGRU`. Its ``dropout``, if any,
@@ -129,7 +129,7 @@ class _NoisyStack(nn.Module):
         return module.train(self.training)
 
     def flatten_parameters(self) -> None:
-        """That of every layer, see `torch.nn.LSTM`; wanted after a deep copy on CUDA."""
+        """Call ``flatten_parameters()`` of every layer; wanted after a deep copy on CUDA."""
         for module in self._modules_within():
             module.flatten_parameters()
 
@@ -146,7 +146,7 @@ class _NoisyStack(nn.Module):
         return disturb(self.output_noise, x), self._join(final)
 
     def _split(self, hx: Any, input: Tensor | PackedSequence) -> list[Any]:
-        """The initial state of each layer, if ``hx`` is that of all."""
+        """Split ``hx``, the initial states of all layers, into those of each layer."""
         if hx is None:
             return [None] * self.num_layers
         states = hx if len(self._states) > 1 else (hx,)
@@ -164,7 +164,7 @@ class _NoisyStack(nn.Module):
         return list(zip(*pieces, strict=True)) if len(pieces) > 1 else list(pieces[0])
 
     def _batch_shape(self, input: Tensor | PackedSequence) -> tuple[int, ...]:
-        """(N,), or () for a single sequence."""
+        """The batch size as a shape: (N,), or () for a single sequence."""
         if isinstance(input, PackedSequence):
             return (int(input.batch_sizes[0]),)
         return (input.size(0 if self.batch_first else 1),) if input.ndim == 3 else ()
@@ -181,7 +181,7 @@ class _NoisyStack(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        """What the stack says of itself."""
+        """The arguments, for ``repr``."""
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
 
 
@@ -189,12 +189,12 @@ class NoisyLSTM(_NoisyStack):
     """A `torch.nn.LSTM` with noises on its inputs, between its layers, on its outputs and on its recurrent weights.
 
     It is called like a `torch.nn.LSTM` and returns the same; without noise, and in eval mode, it equals one with the
-    same weights. The keys of its state_dict are its own, whatever the noises, but it loads that of a `torch.nn.LSTM`
-    too; `from_module` and `to_module` make the one of the other.
+    same weights. Its state_dict has keys of its own, which do not depend on the noises, but it also loads the
+    state_dict of a `torch.nn.LSTM`. `from_module` and `to_module` convert between the two.
 
-    A noise is any module that takes what flows there, and every place gets a copy of its own. Noises with an attribute
-    ``batch_first`` are given that of the stack, and packed sequences as they are; others must take features along the
-    last axis, and get the rows of a packed sequence. Several in a `torch.nn.Sequential` act one after the other.
+    A noise is any module that takes the tensors at its place, and every place gets a copy of its own. Noises with an
+    attribute ``batch_first`` are given that of the stack, and packed sequences as they are; others must take features
+    on the last axis, and get the rows of a packed sequence. Noises in a `torch.nn.Sequential` act one after the other.
 
     Args:
         input_size: features of the input.
@@ -205,12 +205,12 @@ class NoisyLSTM(_NoisyStack):
         bidirectional: run every layer in both directions.
         proj_size: features to which the hidden state is projected; 0 for no projection.
         input_noise: the noise on the input.
-        layer_noise: the noise on what goes from layer to layer.
+        layer_noise: the noise between layers.
         output_noise: the noise on the output; the final states are left alone.
         weight_drop: drop probability of the recurrent weights, see `WeightDrop`.
         variational: drop rows of the recurrent weights instead of single ones.
-        device: where the network lives.
-        dtype: of its weights.
+        device: the device of the network.
+        dtype: the dtype of its weights.
 
     >>> from rotationout.nn import RotationOutSequence
     >>> lstm = NoisyLSTM(40, 64, num_layers=2, layer_noise=RotationOutSequence(0.2), weight_drop=0.1)
@@ -238,7 +238,7 @@ class NoisyGRU(_NoisyStack):
 
 
 def _name_within(name: str) -> str:
-    """What a parameter of a multi-layer `torch.nn.LSTM` is called in a stack; any other name stays as it is.
+    """The name in a stack of a parameter of a multi-layer `torch.nn.LSTM`; any other name stays as it is.
 
     >>> _name_within("weight_hh_l2_reverse")
     'layers.2.module.weight_hh_l0_reverse'

@@ -1,4 +1,4 @@
-"""RotationOut as layers: they hold the strength and the choices; the work is `rotationout.functional.rotation_out`."""
+"""RotationOut as layers (labels eq6 and eq13): they hold strength and choices; `functional.rotation` does the work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAPS = {
 
 
 class _RotationOutNd(CentredNoise):
-    """What the layers share: the choices that make a draw, and presets of them."""
+    """The base of the RotationOut layers: how to draw, and presets of that."""
 
     _presets: dict[str, _Preset]
     _fewest_features = 2  # a pair
@@ -121,25 +121,26 @@ class RotationOut(_RotationOutNd):
     """RotationOut for features on the last axis, (…, D): vectors and tokens. A drop-in for `torch.nn.Dropout`.
 
     By default every feature vector has a structured pairing and a symmetric angle of its own, and turns about the
-    origin. A ``preset`` names a set of choices: ``"default"``, ``"paper"`` (as printed) or ``"authors"`` (as in the
-    authors' public code); the arguments below change single ones. The identity in eval mode and at p = 0.
+    origin (label eq6). A ``preset`` names a set of choices: ``"default"``, ``"paper"`` (as printed) or ``"authors"``
+    (as in the authors' public code); the arguments below override single choices. The identity in eval mode and at
+    p = 0.
 
     Args:
-        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        p: drop probability of the equally strong Dropout, E tan²θ = p / (1 − p).
         preset: ``"default"``, ``"paper"`` or ``"authors"``.
-        pairing: how features are paired; this and the next four are those of `rotationout.Draw`.
-        pairing_per: who has a pairing of its own.
-        angle_per: who has an angle of its own.
+        pairing: how features are paired; for this and the next four see `rotationout.Draw`.
+        pairing_per: what gets a pairing of its own.
+        angle_per: what gets an angle of its own.
         law: the law of the angle.
         side: symmetric or one-sided angles.
         center: the point to turn about: None, the origin; ``"batch"``, the mean of every feature over all other axes,
-            inside the graph; or ``"running"``, an exponential mean of past batches, saved with the model. A batch mean
-            couples the examples of a batch and, on sequences, lets a step see later ones. A running mean does not go
-            with activation checkpointing, whose second forward pass would see the mean already updated.
+            with gradients through it; or ``"running"``, an exponential mean of past batches, saved with the model. A
+            batch mean couples the examples of a batch and, on sequences, lets a step see later ones. Do not use a
+            running mean with activation checkpointing: the second forward pass would see it already updated.
         num_features: the size of the feature axis, for ``center="running"``.
-        momentum: how much a new batch counts in the running mean.
+        momentum: the weight of a new batch in the running mean.
         sync: take means over all data-parallel processes.
-        backend: an implementation by name, instead of the fastest that can run.
+        backend: the name of the implementation to use; the fastest that can run if not given.
 
     >>> import torch
     >>> layer = RotationOut(p=0.2)
@@ -195,11 +196,11 @@ class RotationOut2d(_RotationOutMaps):
     the same direction, by different angles, about the batch mean of each channel.
 
     Args:
-        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        p: drop probability of the equally strong Dropout, E tan²θ = p / (1 − p).
         block_size: turn only inside random blocks of this size along every axis, the combination with DropBlock of
             section 2.3; clipped where the map is smaller.
         coverage: the probability with which a position lies in a block, 0.1 if not given.
-        choices: ``preset``, ``center`` and the others of `RotationOut`.
+        choices: ``preset``, ``center`` and the other keyword arguments of `RotationOut`.
 
     >>> RotationOut2d(p=0.2, block_size=7, center="running", num_features=64)
     RotationOut2d(p=0.2, permutation per example, gaussian_tan per row, one-sided, center=running,

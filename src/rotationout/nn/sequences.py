@@ -1,7 +1,7 @@
 """RotationOut and Dropout for sequences, as layers.
 
 Noise that is drawn anew at every time step keeps a recurrent network from remembering (Zaremba et al. 2014; Gal and
-Ghahramani 2016). These hold the direction of their rotation, or their mask, for a whole sequence.
+Ghahramani 2016). These layers keep the direction of their rotation, or their mask, for a whole sequence.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class RotationOutSequence(_RotationOutNd):
     """RotationOut for sequences of features: (T, N, C), a single (T, C), or packed (label eq13).
 
     By default every sequence has a random pairing of its own, held over time, and every time step a one-sided angle: a
-    sequence turns in one direction, by different angles, about the origin. Of a packed batch nothing but its rows is
-    turned or averaged; its noise is that of the same batch padded. The identity in eval mode and at p = 0.
+    sequence turns in one direction, by different angles, about the origin. A packed batch gets the noise that it would
+    get padded, and only its rows are turned and averaged. The identity in eval mode and at p = 0.
 
     Args:
-        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p).
+        p: drop probability of the equally strong Dropout, E tan²θ = p / (1 − p).
         batch_first: tensors are (N, T, C) instead of (T, N, C).
-        choices: ``preset``, ``center`` and the others of `RotationOut`, where a row is a time step and an example a
-            sequence. A batch mean lets a time step see later ones; it takes padding in, unless there is a ``mask`` or
-            the sequences are packed.
+        choices: ``preset``, ``center`` and the other keyword arguments of `RotationOut`; a row is a time step and an
+            example a sequence. A batch mean lets a time step see later ones, and includes padding unless there is a
+            ``mask`` or the sequences are packed.
 
     >>> RotationOutSequence(p=0.2, batch_first=True)
     RotationOutSequence(p=0.2, permutation per example, gaussian_tan per row, one-sided, center=None,
@@ -84,7 +84,7 @@ class RotationOutSequence(_RotationOutNd):
         return x.ndim - 1, sequence_axis(x, self.batch_first)
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         return f"{super().extra_repr()}, batch_first={self.batch_first}"
 
 
@@ -115,7 +115,7 @@ class LockedDropout(Noise):
         return lock(input, self._scale, self._active, batch_first=self.batch_first, generator=None)
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         return f"{super().extra_repr()}, batch_first={self.batch_first}"
 
 

@@ -1,4 +1,4 @@
-"""Noises in a recurrent network: a copy for each place, which takes its sequences as the network does."""
+"""Noises inside a recurrent network: `noise_for` makes a copy for each place, `disturb` applies it to sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ON_MAPS = (
 
 
 def noise_for(place: str, noise: nn.Module | None, batch_first: bool) -> nn.Module:
-    """A copy of a noise for one place of a network, or an error if it would take another axis for its own."""
+    """A copy of a noise for one place of a network, or an error if it would look for features or examples elsewhere."""
     if noise is None:
         return nn.Identity()
     if not isinstance(noise, nn.Module):
@@ -44,11 +44,13 @@ def _settle(place: str, noise: nn.Module, batch_first: bool) -> None:
     elif _knows_sequences(noise):
         noise.batch_first = batch_first  # type: ignore[assignment]
     elif any(_knows_sequences(part) for part in noise.modules()):
-        raise TypeError(f"{place}: {name} holds a noise on sequences; pass that itself, or noises in a nn.Sequential")
+        raise TypeError(
+            f"{place}: {name} contains a noise on sequences; pass that noise itself, or noises in a nn.Sequential"
+        )
     elif isinstance(noise, _ON_MAPS) or getattr(noise, "dim", -1) != -1:
-        raise TypeError(f"{place}: {name} does not take the last axis for that of features, where sequences have them")
+        raise TypeError(f"{place}: {name} does not take features on the last axis, where sequences have them")
     elif isinstance(noise, RotationOut) and "example" in (noise.draw.pairing_per, noise.draw.angle_per):
-        raise TypeError(f"{place}: {name} takes the first axis for that of examples; use RotationOutSequence")
+        raise TypeError(f"{place}: {name} takes the first axis to be that of examples; use RotationOutSequence")
 
 
 def _knows_sequences(noise: nn.Module) -> bool:
@@ -56,7 +58,7 @@ def _knows_sequences(noise: nn.Module) -> bool:
 
 
 def disturb(noise: nn.Module, x: Sequences) -> Sequences:
-    """Apply a noise to sequences; one that does not know packed sequences is given their rows."""
+    """Apply a noise to sequences; a noise without ``batch_first`` is given the rows of packed ones."""
     if isinstance(noise, nn.Sequential):
         for part in noise:
             x = disturb(part, x)

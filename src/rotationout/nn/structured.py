@@ -14,8 +14,8 @@ __all__ = ["Cutout", "ShakeShake"]
 class Cutout(Noise):
     """Sets a square of every image to zero; see `rotationout.functional.cutout`.
 
-    For images (N, C, H, W) or (C, H, W), first thing in a network. The identity in eval mode and at p = 0. Nothing is
-    rescaled, so E[x̃ | x] is not x and there is no λ: ``p`` is not comparable with that of other noises.
+    For images (N, C, H, W) or (C, H, W), as the first layer of a network. The identity in eval mode and at p = 0.
+    Nothing is rescaled, so E[x̃ | x] is not x and there is no λ: ``p`` is not comparable with that of other noises.
 
     Args:
         p: the area of the square as a share of the image, before it is clipped at the border.
@@ -35,12 +35,12 @@ class Cutout(Noise):
 class ShakeShake(Noise):
     """Mixes two residual branches at random, α·first + (1 − α)·second; see `rotationout.functional.shake_shake`.
 
-    Their mean in eval mode and at p = 0. 2α = 1 + Unif(−β, β) with β² / 3 = λ = p / (1 − p): the variance of a branch's
-    multiplier is matched to Dropout's, but there is one for a whole branch.
+    The output is the mean of the branches in eval mode and at p = 0. 2α = 1 + Unif(−β, β), where
+    β² / 3 = λ = p / (1 − p): the multiplier 2α of a branch has the variance of Dropout's, but a whole branch shares it.
 
     Args:
-        p: drop probability with the same variance, at most 0.25: α uniform between 0 and 1, as in the paper.
-        per: who has an α of its own: every ``"example"`` (along the first axis), or the ``"batch"``.
+        p: drop probability of that Dropout, at most 0.25: α uniform between 0 and 1, as in Gastaldi's paper.
+        per: what gets an α of its own: every ``"example"`` (along the first axis), or the whole ``"batch"``.
         backward: the weights of the branches in the backward pass: ``"shake"``, drawn anew; ``"keep"``, those of the
             forward pass; or ``"even"``, a half each.
 
@@ -63,5 +63,5 @@ class ShakeShake(Noise):
         return mix(first, second, self._scale, active, per=self.per, backward=self.backward_weights, generator=None)
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         return f"{super().extra_repr()}, per={self.per}, backward={self.backward_weights}"

@@ -19,18 +19,18 @@ __all__ = ["WeightDrop"]
 class WeightDrop(Noise):
     """Drops hidden-to-hidden weights of a `torch.nn.LSTM`, `torch.nn.GRU` or `torch.nn.RNN`, all layers and directions.
 
-    Every call in training draws once, so all time steps and all sequences of a batch share the draw, and calls the
-    module with the weights so disturbed; its own weights stay what they are and get the gradients. In eval mode and at
-    p = 0 the module is called as it is. Inputs and outputs are those of the module.
+    Every call in training draws once, so all time steps and all sequences of a batch share the draw, and runs the
+    module with the disturbed weights; the module's own weights do not change, and get the gradients. In eval mode and
+    at p = 0 the module is called as it is. Inputs and outputs are those of the module.
 
     *Weight drop* (DropConnect on recurrent weights; Wan et al. 2013, Merity et al. 2017) drops single weights. The
-    *variational* form drops rows, as the option of that name in Merity et al.'s public code does: all that a unit of a
-    gate hears of h_{t−1}. (Gal and Ghahramani 2016 drop columns: a unit of h_{t−1} for all gates, which is noise on the
-    state.) Either way what is kept is divided by 1 − p, so that E[W̃] = W; the variance of the multiplier is
+    *variational* form drops rows, as the option of that name in Merity et al.'s public code does: all that one unit of
+    a gate receives from h_{t−1}. (Gal and Ghahramani 2016 drop columns: one unit of h_{t−1} for all gates, which is
+    noise on the state.) Either way the rest is divided by 1 − p, so that E[W̃] = W; the variance of the multiplier is
     λ = p / (1 − p).
 
     Args:
-        module: the recurrent module, kept as ``module``: its keys in a state_dict are ``module.weight_hh_l0``, ….
+        module: the recurrent module, kept as ``self.module``; state_dict keys are ``module.weight_hh_l0``, ….
         p: drop probability; it may be changed at any time.
         variational: drop rows instead of single weights.
 
@@ -50,7 +50,7 @@ class WeightDrop(Noise):
         self._scale = self._scale.to(next(module.parameters()).device)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """Call the module, while training with disturbed weights."""
+        """Call the module, in training with disturbed weights."""
         if not self.training or not self._active:
             return self.module(input, hx)
         names = self.module._flat_weights_names
@@ -66,7 +66,7 @@ class WeightDrop(Noise):
             return torch.func.functional_call(self.module, replaced, (input, hx), tie_weights=False)
 
     def draw(self) -> list[Tensor]:
-        """The weights of one call, in the order of torch's kernels: while training those between states disturbed."""
+        """The weights for one call, in the order of torch's kernels; in training weight_hh ones are disturbed."""
         if not self.training or not self._active:
             return self._weights()
         named = zip(self.module._flat_weights_names, self._weights(), strict=True)
@@ -80,7 +80,7 @@ class WeightDrop(Noise):
         return weight * dropout_multiplier(shape, self._scale, weight)
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         return f"{super().extra_repr()}, variational={self.variational}"
 
 
@@ -93,7 +93,7 @@ def _check_recurrent(module: object) -> None:
             return
         raise TypeError(
             f"WeightDrop replaces parameters, but {', '.join(computed)} of this {type(module).__name__} are computed "
-            "from others, as by weight_norm; wrap it without that"
+            "from others, as weight_norm does; undo that before wrapping it"
         )
     hint = "wrap a nn.LSTM, nn.GRU or nn.RNN, which take whole sequences: every call has a draw of its own"
     if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
@@ -105,9 +105,10 @@ def _check_recurrent(module: object) -> None:
 def _kernels_given(module: nn.RNNBase, weights: list[Tensor]) -> Iterator[None]:
     """Put ``weights`` into the list from which a recurrent module feeds its kernels, for the time of one call.
 
-    `torch.func.functional_call` replaces parameters, and the module itself notices that its list is out of date. But on
-    CUDA it would mend that by ``flatten_parameters()``: copy all weights at every call, and move its own ones into the
-    copy, under the feet of whoever keeps them for backward. The list would also keep this call's graph alive.
+    `torch.func.functional_call` replaces parameters, and the module then notices that its list is out of date. On CUDA
+    it would repair that by ``flatten_parameters()``, which copies all weights at every call and moves the module's own
+    weights into the copy, although autograd may keep them for backward. The list would also keep this call's graph
+    alive.
     """
     own = module._flat_weights, module._flat_weight_refs
     references: list[Any] = [weakref.ref(weight) for weight in weights]
@@ -136,8 +137,8 @@ def _buffer_size(weights: list[Tensor]) -> int:
 def _laid_out_like(weights: list[Tensor], drawn: list[Tensor]) -> list[Tensor]:
     """``drawn`` as pieces of one buffer, each where its original lies in the buffer of ``weights``; differentiable.
 
-    cuDNN wants all weights of a module in one buffer, in an order of its own. If they are not, it gathers them at every
-    call, with a warning.
+    cuDNN wants all weights of a module in one buffer, in an order of its own. If they are elsewhere, it gathers them at
+    every call, with a warning.
     """
     starts = [int(weight.storage_offset()) for weight in weights]
     ends = [start + weight.numel() for start, weight in zip(starts, weights, strict=True)]

@@ -77,7 +77,7 @@ class Slot(nn.Module):
         return cast(Tensor, self.noise(x.movedim(dim, home)).movedim(home, dim))
 
     def extra_repr(self) -> str:
-        """What the slot says of itself."""
+        """The arguments, for ``repr``."""
         return "" if self.dim is None else f"dim={self.dim}"
 
 

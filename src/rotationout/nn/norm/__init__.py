@@ -1,4 +1,4 @@
-"""BatchNorm for small batches (appendix B of the paper), and the way from and to ``nn.BatchNorm``."""
+"""BatchNorm for small batches (appendix B of the paper), and conversion from and to ``nn.BatchNorm``."""
 
 from .convert import convert_batchnorm, to_batchnorm
 from .cross import CrossNorm1d, CrossNorm2d, CrossNorm3d

@@ -1,4 +1,4 @@
-"""From and to the BatchNorm layers of a model that is there already."""
+"""Replace the BatchNorm layers of a model by the layers of this package, and back."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FAMILIES: dict[str, tuple[type[_BatchNorm], ...]] = {
 
 
 def convert_batchnorm(model: Model, to: str | type[_BatchNorm], **options: Any) -> Model:
-    """Put layers of this package in the place of a model's BatchNorm.
+    """Replace the BatchNorm layers of a model by layers of this package.
 
-    Parameters, running statistics, momentum, mode and hooks are taken over as they are, the tensors themselves, so that
-    an optimiser goes on. Of a model trained with BatchNorm this leaves the evaluation output as it was, except for
-    ``"poly"``. Converted are ``nn.BatchNorm1d``, ``2d`` and ``3d`` and the layers of this package, but no other classes
-    made from them, nor ``nn.SyncBatchNorm``.
+    The new layers share the parameters and running statistics of the old ones, the same tensors, so that an optimiser
+    goes on; momentum, mode and hooks stay too. The evaluation output of a model trained with BatchNorm does not change,
+    except for ``"poly"``. ``nn.BatchNorm1d``, ``2d`` and ``3d`` and the layers of this package are replaced, but not
+    ``nn.SyncBatchNorm`` or other subclasses.
 
     Args:
         model: changed in place.
@@ -55,7 +55,7 @@ def convert_batchnorm(model: Model, to: str | type[_BatchNorm], **options: Any) 
 
 
 def to_batchnorm(model: Model) -> Model:
-    """Put ``nn.BatchNorm`` in the place of the layers of this package, the way `convert_batchnorm` does.
+    """Replace the layers of this package by ``nn.BatchNorm``, as `convert_batchnorm` does the reverse.
 
     The evaluation output stays as it was, except where f_poly was applied.
 
@@ -73,16 +73,16 @@ def _replace(
     ours = {layer for family in FAMILIES.values() for layer in family}
     convertible = ours if only_ours else ours.union(PLAIN)
     by_dimension = {plain: layer for plain in PLAIN for layer in wanted if issubclass(layer, plain)}
-    made: dict[nn.Module, nn.Module] = {}  # also of modules that are in several places
+    made: dict[nn.Module, nn.Module] = {}  # a module may be in several places
     for module in model.modules():
         layer = next((by_dimension[plain] for plain in by_dimension if isinstance(module, plain)), None)
         if layer is not None and type(module) in convertible:
             made[module] = _rebuild(cast(_BatchNorm, module), layer, options)
     if not made and not only_ours:
         left = sorted({type(module).__name__ for module in model.modules() if isinstance(module, _BatchNorm)})
-        there = f"what it has is {', '.join(left)}" if left else "it has no BatchNorm layer at all"
+        there = f"its normalisation is {', '.join(left)}" if left else "it has no BatchNorm layer at all"
         raise ValueError(
-            f"the model has no layer that {', '.join(layer.__name__ for layer in wanted)} can stand for: {there}"
+            f"the model has no layer that {', '.join(layer.__name__ for layer in wanted)} can replace: {there}"
         )
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
@@ -92,7 +92,7 @@ def _replace(
 
 
 def _rebuild(old: _BatchNorm, layer: type[_BatchNorm], options: dict[str, Any]) -> _BatchNorm:
-    """A layer with the state of another: all that every BatchNorm has, hooks among it."""
+    """A new layer with the state of ``old``: every attribute of a BatchNorm, hooks included."""
     new = layer(old.num_features, device="meta", **options)
     for name in vars(nn.BatchNorm1d(1, device="meta")):
         new.__dict__[name] = old.__dict__[name]

@@ -1,4 +1,4 @@
-"""Cross-Normalization: every example by the statistics of the others."""
+"""Cross-Normalization (appendix B): every example is normalised by the statistics of the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .statistics import Examples, cross_moments
 __all__ = ["CrossNorm1d", "CrossNorm2d", "CrossNorm3d"]
 
 FEWEST_OTHERS = 4
-"""Of three Gaussian values the inverse variance has no mean: CrossNorm's output would have infinite variance."""
+"""With three other Gaussian values E[1/σ²] is infinite, and so is the variance of CrossNorm's output."""
 
 
 class _CrossNorm(ChunkedNorm):
@@ -41,7 +41,7 @@ class _CrossNorm(ChunkedNorm):
 
 
 class CrossNorm1d(_CrossNorm, nn.BatchNorm1d):
-    """Cross-Normalization for (N, C) or (N, C, L); see `CrossNorm2d`. Of vectors a batch must have at least five.
+    """Cross-Normalization for (N, C) or (N, C, L); see `CrossNorm2d`. A batch of vectors needs at least five.
 
     >>> import torch
     >>> CrossNorm1d(3)(torch.randn(8, 3)).shape
@@ -56,23 +56,24 @@ class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
     assumes; BatchNorm's is not. On maps the whole example is left out. The mean of the others is over all their values,
     and so is their variance, unbiased: for B vectors 1 / (B − 1) and 1 / (B − 2), where the paper prints 1 / B.
 
-    The slope of the expected output is E[1/σ], which is more than 1 / √E[σ²]: by 15 % at B = 8. Evaluation therefore
-    keeps a running mean of 1 / √(σ² + ε) over batches and examples, stored as the variance with that inverse root:
-    ``running_var`` is less than the variance of the input, and evaluation is BatchNorm's. The mean and the inverse
-    deviation of the others are taken as uncorrelated, which they are for symmetric inputs. A channel that is constant
-    over nearly all examples of most batches is no input for this layer: the one that differs comes out of the order of
-    1 / √ε. And an example whose maps are s > 1 times as large as those of the other B − 1 comes out about
-    s·√((s² + B − 2) / (B − 1)) times as large as they do. Layer after layer that grows without bound, if batches are
-    small: a deep network needs branches that start at zero, or another normalisation.
+    The slope of the expected output is E[1/σ], which is more than 1 / √E[σ²]: by 15 % at B = 8. Training therefore
+    keeps a running mean of m = 1 / √(σ² + ε) over batches and examples, and stores it as ``running_var`` = 1 / m² − ε,
+    which is less than the variance of the input; evaluation is then BatchNorm's own. The mean and the inverse deviation
+    of the others are taken as uncorrelated, which they are for symmetric inputs.
+
+    Two kinds of input do not suit this layer. Where a channel is constant over nearly all examples of most batches, the
+    example that differs comes out of the order of 1 / √ε. And an example whose maps are s > 1 times as large as those
+    of the other B − 1 comes out about s·√((s² + B − 2) / (B − 1)) times as large as they do. With small batches that
+    grows without bound from layer to layer: a deep network needs branches that start at zero, or another normalisation.
 
     Args:
-        num_features: C; this and the others of `torch.nn.BatchNorm2d` mean the same here.
+        num_features: C; this and the next six are those of `torch.nn.BatchNorm2d`.
         eps: added to variances.
-        momentum: how much a new batch counts in the running statistics; None: all batches count the same.
-        affine: with γ and β.
-        track_running_stats: without, evaluation uses statistics of the batch too.
-        device: of parameters and buffers.
-        dtype: likewise.
+        momentum: the weight of a new batch in the running statistics; None: all batches count the same.
+        affine: learn γ and β.
+        track_running_stats: if False, evaluation uses statistics of the batch too.
+        device: the device of parameters and buffers.
+        dtype: their dtype.
         ghost_batch: examples in a chunk, each normalised by the others of its chunk; None for the whole batch. The
             examples that are left over join the last chunk.
 

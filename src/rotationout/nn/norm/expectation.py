@@ -1,14 +1,14 @@
-"""What BatchNorm makes of one Gaussian value of a small batch: its expected output, its noise, and f_poly.
+"""BatchNorm's training output for one Gaussian value of a small batch: f_Expect, f_Var and f_poly (appendix B).
 
-Let x be one of B independent N(0, 1) values. The other B − 1 (label dif) have a mean μ ~ N(0, 1 / (B − 1)) and, apart
-from it, r² = (B − 1)·σ² ~ χ² with B − 2 degrees of freedom. With u = (x − μ)·√((B − 1) / B) the leave-one-out identity
-of appendix B reads
+Let x be one of B independent N(0, 1) values. The other B − 1 (label dif) have a mean μ ~ N(0, 1 / (B − 1)) and,
+independently, r² = (B − 1)·σ² ~ χ² with B − 2 degrees of freedom. With u = (x − μ)·√((B − 1) / B) the leave-one-out
+identity of appendix B reads
 
     f_Train = √(B − 1) · u / √(r² + u²).
 
 Writing (r² + u²)^−½ and (r² + u²)^−1 as integrals of exp(−s·(r² + u²)) over s leaves Gaussian and χ² averages that are
-known, so that both moments given x are smooth integrals over one variable. Gauss and Legendre's rule has them to about
-1e−12, and to 1e−6 where B is small and not whole.
+known, so that both moments given x are smooth integrals over one variable. Gauss–Legendre quadrature computes them to
+about 1e−12, and to 1e−6 where B is small and not whole.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["check_batch_size", "f_poly", "gauss_legendre", "gaussian_moments", "
 
 NODES = 96
 FIT_LIMIT = 4.5
-"""The polynomial is fitted where |x| is below this, weighted by the density. So far reach some 1e5 Gaussian samples,
-and with this limit the fit is the paper's; values beyond it are rare, but their seventh powers pull at the fit."""
+"""The polynomial is fitted for |x| below this, weighted by the density. Some 1e5 Gaussian samples reach this far, and
+with this limit the fit is the paper's; values beyond it are rare, but their seventh powers would pull at the fit."""
 
 
 def check_batch_size(batch_size: object, name: str = "batch_size") -> float:
-    """A batch size as a float, or an error: it need not be whole, for it may count correlated values in part."""
+    """A batch size of at least 2 as a float, or an error. It need not be whole: correlated values count in part."""
     size = check_number(name, batch_size)
     if not 2.0 <= size < math.inf:
         raise ValueError(f"{name} must be finite and at least 2, the fewest values that have a variance, got {size!r}")
@@ -39,13 +39,13 @@ def check_batch_size(batch_size: object, name: str = "batch_size") -> float:
 
 @functools.lru_cache(maxsize=8)
 def gauss_legendre(nodes: int = NODES) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss and Legendre's rule on [0, 1], from the eigenvectors of its Jacobi matrix.
+    """Nodes and weights of the Gauss–Legendre rule on [0, 1], from the eigenvectors of its Jacobi matrix.
 
     >>> node, weight = gauss_legendre(5)
     >>> round(float((weight * node**8).sum()), 12)  # 1 / 9
     0.111111111111
     """
-    with torch.inference_mode(False):  # cached: whoever asks first must not mark them
+    with torch.inference_mode(False):  # cached: these must not be inference tensors
         k = torch.arange(1, nodes, dtype=torch.float64, device="cpu")
         beside = k / (4 * k**2 - 1).sqrt()
         place, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
@@ -53,7 +53,7 @@ def gauss_legendre(nodes: int = NODES) -> tuple[Tensor, Tensor]:
 
 
 def gaussian_moments(x: Tensor, batch_size: float) -> tuple[Tensor, Tensor]:
-    """f_Expect and f_Var of appendix B for N(0, 1), in fp64: mean and variance of f_Train given one value x.
+    """f_Expect and f_Var of appendix B for N(0, 1), in fp64: the mean and variance of f_Train given one value x.
 
     >>> expect, var = gaussian_moments(torch.tensor([0.0, 1.0]), 8)
     >>> expect.tolist(), var.tolist()  # doctest: +ELLIPSIS
@@ -109,9 +109,9 @@ def turning_point(coefficients: tuple[float, float, float, float]) -> float:
 
 
 def f_poly(x: Tensor, batch_size: float) -> Tensor:
-    """f_poly of appendix B: about what BatchNorm over ``batch_size`` values makes, on average, of a standardised x.
+    """f_poly of appendix B: approximately the mean training output of BatchNorm for a standardised value x.
 
-    Held constant from where the polynomial turns (|x| = 3.80 at B = 8); unclamped it would change its sign.
+    It is held constant beyond the turning point of the polynomial (|x| = 3.80 at B = 8), which would change its sign.
 
     Args:
         x: (input − mean) / standard deviation, any shape and floating dtype.

@@ -1,7 +1,7 @@
-"""BatchNorm over ghost batches, and what the layers of this package share.
+"""BatchNorm over ghost batches, and the base class of the layers of this package.
 
-All of them are BatchNorm layers to torch, with its parameters, buffers and keys, so that a checkpoint of one can be
-loaded into another. What each does differently:
+All of them are subclasses of torch's BatchNorm, with its parameters, buffers and keys, so that a checkpoint of one can
+be loaded into another. They differ in this:
 
 ===============  =========================================  ==========================================================
 layer            training                                   evaluation
@@ -27,7 +27,7 @@ __all__ = ["ChunkedNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNor
 
 
 class ChunkedNorm(_BatchNorm):
-    """What the layers share: statistics over chunks of the batch, and running statistics of them."""
+    """The base of the layers: statistics over chunks of the batch, and their running means."""
 
     num_batches_tracked: Tensor
 
@@ -52,7 +52,7 @@ class ChunkedNorm(_BatchNorm):
         self.ghost_batch = ghost_batch
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise ``input``, (N, C, …): with statistics of the batch in training, with running ones after it."""
+        """Normalise ``input``, (N, C, …), in training with statistics of the batch, in evaluation with running ones."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not input.is_floating_point() or input.size(1) != self.num_features:
             raise ValueError(
@@ -65,7 +65,7 @@ class ChunkedNorm(_BatchNorm):
 
     def _normalize(self, input: Tensor) -> Tensor:
         if self.ghost_batch is None or input.size(0) < 2 * self.ghost_batch or input.numel() == 0:
-            return super().forward(input)  # one chunk, or none: torch's own
+            return super().forward(input)  # one chunk, or no data: torch's own
         return self._normalize_in_chunks(input)
 
     def _evaluate(self, input: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class ChunkedNorm(_BatchNorm):
         return self._affine(x, mean, inverse).to(input.dtype)
 
     def _moments(self, chunk: Examples) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean and the inverse deviation for every example, (n, C), and that of which a running mean is kept."""
+        """For every example, (n, C): the mean, the inverse deviation, and the quantity whose running mean is kept."""
         mean, variance = chunk_moments(chunk)
         values = chunk.mean.size(1) * chunk.positions
         inverse, unbiased = (variance + self.eps).rsqrt(), variance.detach() * (values / (values - 1))
@@ -109,7 +109,7 @@ class ChunkedNorm(_BatchNorm):
         self.running_var.lerp_(seen.to(self.running_var.dtype), weight)
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         ghost = "" if self.ghost_batch is None else f", ghost_batch={self.ghost_batch}"
         return f"{super().extra_repr()}{ghost}"  # type: ignore[no-untyped-call]
 
@@ -125,17 +125,17 @@ class GhostBatchNorm1d(ChunkedNorm, nn.BatchNorm1d):
 class GhostBatchNorm2d(ChunkedNorm, nn.BatchNorm2d):
     """BatchNorm whose training statistics are those of chunks of the batch (Hoffer et al. 2017, "ghost batches").
 
-    So a batch of 128 trains as 16 batches of 8 would, as far as normalisation goes, at the speed of a batch of 128. Its
-    running statistics are means over the chunks, one step for a batch.
+    With ``ghost_batch=8`` a batch of 128 is normalised as 16 batches of 8 would be, at the speed of a batch of 128. The
+    running statistics take one step for a batch, towards the mean over its chunks.
 
     Args:
-        num_features: C; this and the others of `torch.nn.BatchNorm2d` mean the same here.
+        num_features: C; this and the next six are those of `torch.nn.BatchNorm2d`.
         eps: added to variances.
-        momentum: how much a new batch counts in the running statistics; None: all batches count the same.
-        affine: with γ and β.
-        track_running_stats: without, evaluation uses statistics of the batch too.
-        device: of parameters and buffers.
-        dtype: likewise.
+        momentum: the weight of a new batch in the running statistics; None: all batches count the same.
+        affine: learn γ and β.
+        track_running_stats: if False, evaluation uses statistics of the batch too.
+        device: the device of parameters and buffers.
+        dtype: their dtype.
         ghost_batch: examples in a chunk, at least 2; None for the whole batch. The examples that are left over join the
             last chunk, and a batch that is smaller is one chunk.
 

@@ -1,4 +1,4 @@
-"""BatchNorm whose test mode expects what training did: f_poly."""
+"""BatchNorm whose test mode applies f_poly, the mean output of its training mode (appendix B)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _PolyBatchNorm(ChunkedNorm):
         return y.to(input.dtype)
 
     def extra_repr(self) -> str:
-        """What the layer says of itself."""
+        """The arguments, for ``repr``."""
         return f"{super().extra_repr()}, batch_size={self.batch_size:g}"
 
 
@@ -79,19 +79,19 @@ class PolyBatchNorm1d(_PolyBatchNorm, nn.BatchNorm1d):
 
 
 class PolyBatchNorm2d(_PolyBatchNorm, nn.BatchNorm2d):
-    """BatchNorm whose test mode is y = γ·f_poly(x̂) + β (appendix B): what training made of x̂ on average, not x̂.
+    """BatchNorm whose test mode is y = γ·f_poly(x̂) + β (appendix B): the mean output of training instead of x̂.
 
-    Training is BatchNorm's. f_poly is fitted to Gaussian inputs (`rotationout.nn.norm.f_poly`) and held constant from
-    where it turns.
+    Training is BatchNorm's. f_poly is fitted for Gaussian inputs (`rotationout.nn.norm.f_poly`) and held constant
+    beyond its turning points.
 
     Args:
-        num_features: C; this and the others of `torch.nn.BatchNorm2d` mean the same here.
+        num_features: C; this and the next six are those of `torch.nn.BatchNorm2d`.
         eps: added to variances.
-        momentum: how much a new batch counts in the running statistics; None: all batches count the same.
-        affine: with γ and β.
-        track_running_stats: without, there is no test mode of its own: evaluation uses statistics of the batch.
-        device: of parameters and buffers.
-        dtype: likewise.
+        momentum: the weight of a new batch in the running statistics; None: all batches count the same.
+        affine: learn γ and β.
+        track_running_stats: if False, f_poly is never applied: evaluation uses statistics of the batch too.
+        device: the device of parameters and buffers.
+        dtype: their dtype.
         batch_size: how many *independent* values per channel are normalised together in training, at least 2, not
             necessarily whole. For vectors that is the batch size (of a process), or ``ghost_batch``, its default. On
             maps statistics are taken over N·H·W values, which is the answer if all positions are independent; where

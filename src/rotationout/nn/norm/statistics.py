@@ -1,7 +1,7 @@
-"""Means and variances of a batch in chunks, and of a chunk without one example, in a fixed number of passes.
+"""Means and variances of the chunks of a batch, and of a chunk without one example, in a fixed number of passes.
 
-The input is read once, for the mean and the squares of each example and channel; everything after that works on these
-(N, C) numbers. For vectors they are the input itself.
+The input is read once, for the mean and the sum of squares of each example and channel; everything after that works on
+these (N, C) numbers. For vectors the means are the input itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Examples", "chunk_moments", "chunks", "cross_moments", "example_mome
 
 
 class Examples(NamedTuple):
-    """Every example by itself.
+    """The moments of every example by itself.
 
     Attributes:
         mean: of its positions, (…, C).
@@ -40,9 +40,9 @@ def example_moments(x: Tensor) -> Examples:
 
 
 def chunks(examples: Examples, size: int | None) -> Iterator[Examples]:
-    """Consecutive chunks of ``size`` examples as (chunks, size, C); what is left over joins the last one.
+    """Consecutive chunks of ``size`` examples as (chunks, size, C); what is left over joins the last chunk.
 
-    There are one or two of these, however many chunks there are: all that are equal come at once.
+    All chunks of equal size come at once, so there are at most two items: those, and a longer last chunk.
     """
     count = examples.mean.size(0)
     if size is None or count < 2 * size:
@@ -67,9 +67,9 @@ def chunk_moments(examples: Examples) -> tuple[Tensor, Tensor]:
 def cross_moments(examples: Examples) -> tuple[Tensor, Tensor]:
     """Mean and (unbiased) variance of the others in its chunk, for every example: (chunks, size, C).
 
-    Cross-Normalization (appendix B) with 1 / (n − 1) for the mean of the others and 1 / (n − 2) for their variance, for
-    as printed it is not invariant to shifts. From the sums over the chunk what an example adds is taken away again.
-    Where that is almost all of the sum few digits are left, so this is done in fp64 on devices that have it.
+    Cross-Normalization (appendix B), with 1 / (n − 1) for the mean of n − 1 others and 1 / (n − 2) for their variance:
+    with the printed 1 / B it is not invariant to shifts. The share of an example is subtracted from the sums over its
+    chunk. Where that is almost the whole sum few digits are left, so this is done in fp64 on devices that have it.
     """
     wide = torch.float32 if examples.mean.device.type == "mps" else torch.float64
     mean = examples.mean.to(wide)
