@@ -203,7 +203,7 @@ def failing() -> Iterator[Tensor]:
         (
             lambda m: coadaptation_of(m, [torch.randn(4, 4)], "2"),
             ValueError,
-            "layers='2' matches the name of no module",
+            "layers='2' matches no module name",
         ),
         (lambda m: coadaptation_of(m, [torch.randn(4, 4)], dim={"x": 1}), ValueError, "dim is for 'x', but the layers"),
         (lambda m: coadaptation_of(m, [torch.randn(4, 4)], dim=7), IndexError, "dim = 7 does not exist"),

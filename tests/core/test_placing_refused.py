@@ -49,12 +49,12 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (
             lambda: ro.insert(Network(), MAPS, before="layer1.0.cnov1"),
             ValueError,
-            r"no module; near are 'layer1\.0\.conv",
+            r"no module name; the nearest are 'layer1\.0\.conv",
         ),
-        (lambda: ro.insert(Network(), MAPS, before="conv1"), ValueError, r"near are 'layer1\.0\.conv1'"),
+        (lambda: ro.insert(Network(), MAPS, before="conv1"), ValueError, r"the nearest are 'layer1\.0\.conv1'"),
         (lambda: ro.insert(Network(), MAPS, before="zzzz"), ValueError, r"there are 'stem', 'layer1'"),
         (lambda: ro.insert(nn.Linear(2, 2), VECTORS, before="*"), ValueError, "no parts with names: choose it by its"),
-        (lambda: ro.insert_in_stages(nn.Linear(2, 2), MAPS), ValueError, "and the model has no parts with names"),
+        (lambda: ro.insert_in_stages(nn.Linear(2, 2), MAPS), ValueError, "the model has no parts with names"),
         (
             lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, within="layre1"),
             ValueError,
@@ -79,7 +79,7 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (
             lambda: ro.insert(Network(), VECTORS, after=nn.ReLU),
             ValueError,
-            r"cannot be known from its type, ReLU: say it",
+            r"cannot be known from its type, ReLU: give it",
         ),
         (lambda: ro.insert(Network(), VECTORS, after=nn.ReLU, dim="last"), TypeError, r"dim must be an integer"),
         (twice, ValueError, r"a noise before 'head\.0' already; rotationout\.remove"),

@@ -183,8 +183,8 @@ def test_other_inputs_and_outputs() -> None:
     [
         (lambda: ro.predict_samples(network(), torch.ones(2, 4), 1), ValueError, "n must be an integer, at least 2"),
         (lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, batch_size=0), ValueError, "batch_size must be"),
-        (lambda: ro.predict_samples(network(), torch.ones(0, 4), 2), ValueError, r"at least one, got \(0, 4\)"),
-        (lambda: ro.predict_samples(network(), (torch.ones(2), torch.ones(3)), 2), ValueError, r"as many in each"),
+        (lambda: ro.predict_samples(network(), torch.ones(0, 4), 2), ValueError, r"at least 1, got \(0, 4\)"),
+        (lambda: ro.predict_samples(network(), (torch.ones(2), torch.ones(3)), 2), ValueError, r"of one size in all"),
         (lambda: ro.predict_samples(network(), "text", 2), ValueError, "no tensor"),
         (lambda: ro.predict_samples(Answers(), torch.ones(2, 4), 2), TypeError, r"got dict; pick it with output"),
         (lambda: ro.predict_samples(nn.Linear(4, 4), torch.ones(2, 4), 2), ValueError, "no noise to sample"),

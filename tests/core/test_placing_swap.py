@@ -152,8 +152,8 @@ def test_what_is_left_alone() -> None:
     assert [why.partition(":")[0] for why in left.values()] == [
         "it is off",
         "it drops everything",
-        "it is another kind of noise, of no equal strength",
-        "it is another kind of noise, of no equal strength",
+        "it is another kind of noise, without a matching strength",
+        "it is another kind of noise, without a matching strength",
         "it drops whole branches, not features",
         *["it is on attention weights, by its name"] * 2,
     ]
@@ -183,7 +183,7 @@ def test_attention_by_the_name_of_the_class_unless_seen_to_be_none() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ro.swap(nn.Dropout(0.5)), ValueError, "the model is itself a Dropout"),
+        (lambda: ro.swap(nn.Dropout(0.5)), ValueError, "the model itself is a Dropout"),
         (lambda: ro.swap(torch.compile(nn.Sequential(nn.Dropout2d(0.5)))), ValueError, "compiled already"),
         (lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), preset="papre"), ValueError, "did you mean 'paper'"),
         (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),

@@ -1,11 +1,11 @@
-"""Noise in models that are there already: place it, put it in Dropout's stead, schedule it, sample with it.
+"""Noise in existing models: insert it, put it in the place of Dropout, schedule it, sample with it.
 
-Data parallel training: insert before wrapping the model in DistributedDataParallel, but after
-``SyncBatchNorm.convert_sync_batchnorm``, which rebuilds modules and loses their hooks; and build it from the same seed
-on all ranks. Then call ``torch.manual_seed(seed + rank)``: every rank draws noise of its own, as it has its own data.
-With one seed for all, ranks would draw the same noise for different examples: unbiased, but less of it averages out.
-Means are a rank's own; ``sync=True`` of a centred noise takes them over all ranks, and gradients are then those of one
-process with the whole batch and the same draw. A `Schedule` runs on every rank alike.
+Data parallel training: build the model from the same seed on all ranks. Insert noise after
+``SyncBatchNorm.convert_sync_batchnorm``, which rebuilds modules and loses their hooks, but before wrapping the model in
+DistributedDataParallel. Then call ``torch.manual_seed(seed + rank)``, so that every rank draws noise of its own. With
+one seed for all, ranks would draw the same noise for different examples: unbiased, but less of it averages out. Each
+rank takes its own means; ``sync=True`` of a centred noise takes them over all ranks, and gradients are then those of
+one process with the whole batch and the same draw. Step a `Schedule` on every rank alike.
 """
 
 from ._insert import insert, remove

@@ -32,7 +32,7 @@ _SEQUENCES = (
     NoisyLSTM,
     NoisyGRU,
 )
-"""Modules on sequences, which have their time first or their batch first."""
+"""Modules on sequences, where ``batch_first`` says whether time or the batch is the first axis."""
 
 Noises = nn.Module | Callable[[str, nn.Module], nn.Module]
 Plan = tuple[list[tuple[Candidate, Slot]], list[Left]]
@@ -49,32 +49,32 @@ def insert(
     dim: int | None = None,
     example_inputs: Any = None,
 ) -> Report:
-    """Place a copy of ``noise`` before or after every module that is meant.
+    """Place a copy of ``noise`` before or after every selected module.
 
-    Parameters, the keys of the state_dict and outputs in eval mode stay what they are (a running mean of the noise is a
-    key more), and `remove` undoes it. A module that is called several times has noise at every call, drawn anew; one
-    that is used in several places has it in all of them. Insert first, then wrap, compile or export the model, and
+    Parameters, the keys of the state_dict and outputs in eval mode do not change (except that a running mean of the
+    noise adds a key), and `remove` undoes it. A module that is called several times draws noise anew at every call; one
+    that is used in several places has noise in all of them. Insert first, then wrap, compile or export the model, and
     build a `rotationout.Schedule`.
 
-    A noise after a module that returns a tuple is on its first entry: of an LSTM the sequence, not the states. A noise
-    at a `torch.nn.Sequential` is placed at its first or last step.
+    After a module that returns a tuple, noise acts on the first entry: for an LSTM the sequence, not the states. Noise
+    before or after a `torch.nn.Sequential` is placed at its first or last step.
 
     Args:
         model: changed in place.
-        noise: a noise without parameters, e.g. ``RotationOut2d(0.2)``; or a function that makes one for a
-            (name, module), e.g. for running means of different sizes.
+        noise: a noise without parameters, e.g. ``RotationOut2d(0.2)``; or a function of (name, module) that makes one
+            for each place, e.g. with running means of different sizes.
         before: types of modules, or patterns of their names, in which a * stands for anything: ``nn.Conv2d``,
             ``"layer4.*.conv1"``, or several in a list.
-        after: the same; give one of the two. If only ``where`` is given, noise goes after what it chooses.
+        after: the same; give one of the two. If only ``where`` is given, noise goes after the modules it selects.
         within: names or patterns of parts of the model: only modules inside them.
         where: a predicate (name, module): only modules for which it is true.
-        dim: the feature axis there. It is known for convolutions and pools (channels) and for linear, recurrent and
-            attention layers, LayerNorm and embeddings (the last axis), not for an activation or a block of your own.
-            The noise then sees that axis where it looks for features: last for `RotationOut`, first after the batch
-            for maps.
+        dim: the feature axis at these places. It is known for convolutions and pools (channels) and for linear,
+            recurrent and attention layers, LayerNorm and embeddings (the last axis), but not for an activation or a
+            block of your own. If given, it is moved to where the noise looks for features: last for `RotationOut`,
+            first after the batch for maps.
         example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
-            arguments, or a mapping of keyword arguments. Modules that were not called are then left alone. Without it
-            those are whose owner, by its code, reads their weights and may never call them, as
+            arguments, or a mapping of keyword arguments. Modules that are not called in it are left alone. Without it
+            a module is left alone if the code of its owner reads its weights and may never call it, as that of
             `torch.nn.MultiheadAttention` does.
 
     Returns:
@@ -132,7 +132,7 @@ def plan(
     dim: int | None = None,
     example_inputs: Any = None,
 ) -> Plan:
-    """What `insert` would do: slots with their noises, and what is left alone. The model is not touched."""
+    """What `insert` would do: slots with their noises, and modules to leave alone. The model does not change."""
     check_model(model)
     if before is not None and after is not None:
         raise ValueError("give before or after, not both; insert twice to have noise on both sides")
@@ -162,7 +162,7 @@ def plan(
 
 
 def place(planned: Plan) -> Report:
-    """Carry out a plan: all of it or, should a module refuse, nothing."""
+    """Carry out a plan: all of it or, if a module refuses its hook, nothing."""
     places, left = planned
     done: list[tuple[nn.Module, Slot]] = []
     try:
@@ -182,25 +182,25 @@ def _change(candidate: Candidate, slot: Slot) -> Change:
 
 
 def _uncalled(module: nn.Module, owners: list[tuple[nn.Module, str]], ran: set[nn.Module] | None) -> str | None:
-    """Why a hook at a module would never run, if that is so."""
+    """Why a hook at a module would never run; None if it would."""
     if ran is not None:
         return None if module in ran else "it was not called in a run of the model"
     if owners and all(key in read_only(cast(Any, type(owner))) for owner, key in owners):
         kind = type(owners[0][0]).__name__
         return (
-            f"{kind} reads its weights, and may not call it: noise there would never act; place it at the {kind}, or "
-            "give example_inputs, which tell"
+            f"{kind} reads its weights and may never call it, so that noise there would not act; place it at the "
+            f"{kind}, or give example_inputs to find out"
         )
     return None
 
 
 def _step(name: str, module: nn.Module, side: str) -> nn.Module:
-    """The module to place noise at: itself, or of a container the first or last step."""
+    """The module to place noise at: ``module`` itself, or the first or last step of a nn.Sequential."""
     while isinstance(module, nn.Sequential):
         if type(module).forward is not nn.Sequential.forward:
             raise ValueError(
-                f"{name!r} is a {type(module).__name__}, a nn.Sequential with a forward of its own, which may take a "
-                "noise for one of its steps: choose a module inside"
+                f"{name!r} is a {type(module).__name__}, a nn.Sequential with a forward of its own, which might run a "
+                "noise as one of its steps: choose a module inside"
             )
         if not len(module):
             raise ValueError(f"{name!r} is an empty nn.Sequential: there is nothing to place noise {side}")
@@ -211,7 +211,7 @@ def _step(name: str, module: nn.Module, side: str) -> nn.Module:
 
 
 def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: nn.Module) -> Slot:
-    """A slot with a noise of its own that fits the place, or an error that says why none does."""
+    """A slot with a copy of the noise for this place, or an error if the noise does not fit."""
     name, module = target.name, target.module
     kind = Before if side == "before" else After
     if hasattr(module, kind.key):
@@ -220,16 +220,16 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
         raise ValueError(f"{name!r} is an {type(module).__name__}, which takes indices: place noise after it")
     if side == "after" and isinstance(module, nn.RNNCellBase):
         raise ValueError(
-            f"what {name!r}, a {type(module).__name__}, returns is its state too, which noise would disturb from step "
-            "to step: place noise before it, or at what uses its output"
+            f"the output of {name!r}, a {type(module).__name__}, is its state too, which noise would disturb from step "
+            "to step: place noise before it, or before a module that uses its output"
         )
     _check_made(noise)
     made = noise if isinstance(noise, nn.Module) else noise(name, module) if callable(noise) else noise
     own = _copy(made, name, module)
     if isinstance(model, DistributedDataParallel) and getattr(own, "running_mean", None) is not None:
         raise ValueError(
-            f"the running mean of {type(own).__name__} at {name!r} would be unknown to DistributedDataParallel, which "
-            "keeps those of all processes alike: insert first, then wrap"
+            f"DistributedDataParallel keeps buffers equal in all processes, but would not know of the running mean of "
+            f"{type(own).__name__} at {name!r}: insert first, then wrap"
         )
     axis = _axis(own, name, module, side, dim)
     tensor = next((t for part in (module, model) for t in (*part.parameters(), *part.buffers())), torch.empty(0))
@@ -240,7 +240,7 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
 
 
 def _check_made(noise: object) -> None:
-    """A class is callable too, but takes no name and module."""
+    """Refuse a class of noises: it is callable, but not with (name, module)."""
     if isinstance(noise, type) and issubclass(noise, nn.Module):
         raise TypeError(f"noise must be a module, got the class {noise.__name__}; make one, e.g. {noise.__name__}(0.2)")
 
@@ -253,7 +253,7 @@ def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:
             f"noise must take one tensor and have no parameters of its own, got {type(noise).__name__}; "
             "see rotationout.registry.table()"
         )
-    if isinstance(module, _SEQUENCES):  # a transformer says it in its attention
+    if isinstance(module, _SEQUENCES):  # transformers keep batch_first in their attention
         orders = (getattr(part, "batch_first", None) for part in module.modules())
         order = next((order for order in orders if isinstance(order, bool)), False)
         return noise_for(f"noise at {name!r}", noise, order)
@@ -261,19 +261,19 @@ def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:
 
 
 def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | None) -> int | None:
-    """Check that a noise looks for features where they are; the axis to move to its place, if there is one to move."""
+    """Check that a noise looks for features where they are; return the axis that its slot must move there, if any."""
     wanted = dims_of_noise(noise)
     if isinstance(noise, nn.Sequential):
         moved = [axis for part in noise if (axis := _axis(part, name, module, side, dim)) is not None]
         if moved and any(takes_axis(part) for part in noise):
-            raise ValueError(f"with dim the noises in {noise!r} cannot be told apart: insert them one by one")
+            raise ValueError(f"dim cannot serve all noises in {noise!r}: insert them one by one")
         return moved[0] if moved else None
     if wanted is None and not takes_axis(noise):
         return None
     known, chosen = dims_of_module(module), dim is not None
     if dim is None and known is None:
         raise ValueError(
-            f"where features are {side} {name!r} cannot be known from its type, {type(module).__name__}: say it with "
+            f"the feature axis {side} {name!r} cannot be known from its type, {type(module).__name__}: give it as "
             "dim, e.g. dim=-1 for vectors and tokens (…, D) or dim=1 for maps (N, C, H, W)"
         )
     if takes_axis(noise):
@@ -284,7 +284,7 @@ def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | 
         right = "RotationOut" if known == 0 else f"RotationOut{known}d"
         raise ValueError(
             f"{type(noise).__name__} does not fit {side} {name!r}: {type(module).__name__} has {there}; use {right} "
-            "there, or say with dim which axis has the features"
+            "there, or give the feature axis as dim"
         )
     mean = getattr(noise, "running_mean", None)
     width = width_of_module(module, side)

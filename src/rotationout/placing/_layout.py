@@ -1,7 +1,7 @@
-"""Where a module has its features and where a noise looks for them: how many axes follow the feature axis.
+"""Where a module has its features and where a noise looks for them, as the number of axes after the feature axis.
 
-0 for vectors and tokens (…, D), 1 to 3 for maps (N, C, …). None means that a type does not tell, or, of a noise, that
-it does not matter.
+It is 0 for vectors and tokens (…, D) and 1 to 3 for maps (N, C, …). None means that the type of a module does not tell,
+or that a noise works on any axis.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAPS: dict[int, tuple[type[nn.Module], ...]] = {
 
 
 def dims_of_module(module: nn.Module) -> int | None:
-    """How many axes follow the features in what a module takes and gives, if its type tells.
+    """How many axes follow the features in the input and output of a module; None if its type does not tell.
 
     >>> dims_of_module(nn.Conv2d(3, 8, 3)), dims_of_module(nn.Linear(3, 8)), dims_of_module(nn.ReLU())
     (2, 0, None)
@@ -69,7 +69,7 @@ def dims_of_module(module: nn.Module) -> int | None:
 
 
 def width_of_module(module: nn.Module, side: str) -> int | None:
-    """The number of features before or after a module, if it says so and they are known."""
+    """The number of features before or after a module; None if its attributes do not tell."""
     given = {
         "before": ("in_channels", "in_features", "num_features", "input_size"),
         "after": ("out_channels", "out_features", "num_features", "embedding_dim"),
@@ -77,17 +77,17 @@ def width_of_module(module: nn.Module, side: str) -> int | None:
     for name in given[side]:
         size = getattr(module, name, None)
         if isinstance(size, int):
-            return size or None  # zero: a lazy module that does not know yet
+            return size or None  # zero in a lazy module before its first call
     return None
 
 
 def takes_axis(noise: nn.Module) -> bool:
-    """Whether a noise can be told where the features are, and needs to know: an elementwise one about a mean."""
+    """Whether a noise has an attribute ``dim`` that matters: an elementwise noise about a mean."""
     return isinstance(noise, CentredNoise) and hasattr(noise, "dim") and noise.center is not None
 
 
 def dims_of_noise(noise: nn.Module) -> int | None:
-    """How many axes must follow the features for a noise; None if any number may.
+    """How many axes a noise expects after the features; None if any number will do.
 
     >>> dims_of_noise(RotationOut()), dims_of_noise(RotationOut2d()), dims_of_noise(nn.Dropout())
     (0, 2, None)

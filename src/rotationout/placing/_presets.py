@@ -1,7 +1,7 @@
-"""The placements of the paper, for residual networks whose stages are called layer1, layer2 and so on.
+"""The placements of the paper's experiments, for residual networks whose stages are called layer1, layer2 and so on.
 
-Those of torchvision and timm are, and most written by hand. Noise goes before the convolutions of the residual
-branches, after the ReLU (the paper's "Dropout-b"), never on the shortcut.
+ResNets of torchvision and timm have these names, and most that are written by hand. Noise goes before the convolutions
+of the residual branches, after the ReLU (the paper's "Dropout-b", section 3.2), never on the shortcut.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def insert_blocks(
     Args:
         model: as in `insert_in_stages`.
         p: drop probability of the Dropout that the rotations are matched to, inside the blocks.
-        block_sizes: for the last stages, that of the very last one last.
+        block_sizes: a size for each of the last stages, in their order.
         coverage: the probability with which a position lies in a block, 0.1 if not given (the paper does not say).
         linear: a `RotationOut` before the last linear layer too.
 
@@ -83,7 +83,7 @@ def insert_blocks(
 
 
 def _stages(model: nn.Module, last: int) -> list[str]:
-    """The names of the last stages, the very last one last."""
+    """The names of the last stages, in their order."""
     check_model(model)
     if isinstance(last, bool) or not isinstance(last, int) or last < 1:
         raise ValueError(f"the number of stages must be a positive integer, got {last!r}")
@@ -94,9 +94,9 @@ def _stages(model: nn.Module, last: int) -> list[str]:
         if stage:
             numbered.setdefault(stage[1], []).append((int(stage[2]), name))
     if len(numbered) != 1:
-        found = f"there are {len(numbered)} rows of them" if numbered else near("layer4", names)
+        found = f"{len(numbered)} series of such names" if numbered else near("layer4", names)
         raise ValueError(
-            f"the stages of a ResNet are called layer1, layer2, …, and {found}; "
+            f"the stages of one ResNet are called layer1, layer2, …, but here: {found}; "
             "say where with rotationout.insert(model, noise, before=nn.Conv2d, within=…)"
         )
     stages = [name for _, name in sorted(next(iter(numbered.values())))]
@@ -108,7 +108,7 @@ def _stages(model: nn.Module, last: int) -> list[str]:
 def _in_branches(stages: list[str]) -> Predicate:
     """Whether a module is a direct child of a block of these stages, and not its shortcut.
 
-    Convolutions further down, in squeeze-and-excitation say, are not the block's own.
+    Convolutions further down, e.g. those of squeeze-and-excitation, do not count.
     """
     block = "|".join(map(re.escape, stages))
 

@@ -1,4 +1,4 @@
-"""On which axis a Dropout has its features: by what comes before and after it, in the code or in a run of the model."""
+"""Find the feature axis of a Dropout from the layers before and after it, in the code or in a run of the model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Seen:
 
     Attributes:
         calls: how often it was called.
-        dims: how many axes follow the features, as its neighbours say; all answers.
-        attention: whether it was given attention weights, or values that cannot be told from them.
+        dims: how many axes follow the features, according to each of its neighbours.
+        attention: whether it was given attention weights, or values that look like them.
     """
 
     calls: int = 0
@@ -38,7 +38,7 @@ class Seen:
 
 
 def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) -> dict[nn.Module, Seen]:
-    """Run a model once, in eval mode and without gradients, and see what its Dropouts are given."""
+    """Run a model once, in eval mode and without gradients, and record what its Dropouts are given."""
     run = _Run({dropout: Seen() for dropout in dropouts})
     telling = [m for m in model.modules() if m in run.seen or _keeps_axes(m) or dims_of_module(m) is not None]
     _run(model, example_inputs, telling, run.record)
@@ -54,10 +54,10 @@ def called(model: nn.Module, example_inputs: Any) -> set[nn.Module]:
 
 @cache
 def read_only(owner: type[nn.Module]) -> frozenset[str]:
-    """The children whose weights the code of a module reads and which it may never call, by their names.
+    """The names of the children whose weights the code of a module reads and which it may never call.
 
-    That of nn.MultiheadAttention reads ``self.out_proj.weight``, and Swin transformers do so too. Some, as BEiT in
-    timm, do either, depending on their options.
+    nn.MultiheadAttention reads ``self.out_proj.weight``, for one, and Swin transformers do the like. Some modules, such
+    as BEiT in timm, read or call, depending on their options.
 
     >>> read_only(nn.MultiheadAttention)
     frozenset({'out_proj'})
@@ -85,7 +85,7 @@ def _source(function: Any) -> str:
 
 
 def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], record: Callable[..., None]) -> None:
-    """Run a model once and let ``record`` see the calls of some of its modules."""
+    """Run a model once, with ``record`` as a forward hook of the given modules."""
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
     try:
         with torch.no_grad(), _eval_mode(model):
@@ -104,11 +104,11 @@ def call(model: nn.Module, example_inputs: Any) -> Any:
 
 
 class _Run:
-    """Which tensors the modules were given and gave, and so where those have their features."""
+    """Records the inputs and outputs of modules in a run, and concludes where these tensors have their features."""
 
     def __init__(self, seen: dict[nn.Module, Seen]) -> None:
         self.seen = seen
-        self.kept: list[Tensor] = []  # else a tensor's memory would be another's later on
+        self.kept: list[Tensor] = []  # so that no memory is reused for another tensor
         self.known: dict[_Key, set[int]] = {}
         self.alike: dict[_Key, set[_Key]] = {}
         self.given: list[tuple[nn.Module, Tensor]] = []
@@ -138,7 +138,7 @@ class _Run:
         return self.seen
 
     def _dims(self, key: _Key) -> set[int]:
-        """What is known of a tensor, and of those that differ from it by an activation only."""
+        """The answers for a tensor, and for those that are connected with it by activations and noises only."""
         reached, todo = {key}, [key]
         while todo:
             new = self.alike.get(todo.pop(), set()) - reached
@@ -148,7 +148,7 @@ class _Run:
 
 
 def dims_between(steps: nn.Sequential, place: int) -> int | None:
-    """How many axes follow the features at a step of a nn.Sequential, if its neighbours agree on it."""
+    """How many axes follow the features at a step of a Sequential; None if its neighbours disagree or do not tell."""
     around = []
     for others in (list(steps)[place + 1 :], list(steps)[:place][::-1]):
         neighbour = next((step for step in others if not _keeps_axes(step)), None)
@@ -161,19 +161,19 @@ def dims_between(steps: nn.Sequential, place: int) -> int | None:
 
 
 def _keeps_axes(module: nn.Module) -> bool:
-    """Whether a module gives what it takes, axis by axis: activations and noises."""
+    """Whether the output of a module has the axes of its input, as for activations and noises."""
     activation = type(module).__module__ == "torch.nn.modules.activation"
     mixes = isinstance(module, nn.MultiheadAttention | nn.GLU | nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Softmin)
     return (activation and not mixes) or isinstance(module, nn.Identity) or is_noise(module)
 
 
 def _key(tensor: Tensor) -> _Key:
-    """A tensor's memory and how it lies there: a transposed view is another tensor."""
+    """The address, shape and strides of a tensor: a transposed view counts as another tensor."""
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
 
 
 def _may_be_attention(tensor: Tensor) -> bool:
-    """Whether the last axis has weights that sum to one; what is not finite may be anything."""
+    """Whether a tensor may be weights that sum to one over its last axis; if it is not finite, it may."""
     if tensor.numel() == 0:
         return False
     total = tensor.double().sum(-1)

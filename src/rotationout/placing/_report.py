@@ -14,7 +14,7 @@ class Change(NamedTuple):
     """A noise and where it went.
 
     Attributes:
-        name: of the module it was placed at, or whose place it took; empty for the model itself.
+        name: the name of the module at which it was placed, or which it replaced; empty for the model itself.
         module: that module, in words.
         side: ``"before"``, ``"after"`` or ``"instead of"`` it.
         noise: the noise itself, now part of the model.
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
     @property
     def place(self) -> str:
-        """All names of the module, for a sentence."""
+        """All names of the module, for messages."""
         also = f" (also {', '.join(self.also)})" if self.also else ""
         return f"{self.name or 'the model'}{also}"
 
@@ -59,8 +59,8 @@ class Report:
 
     Attributes:
         changed: the noises that were placed, or taken away.
-        left: what looked like a place but was left alone.
-        done: which of the two, in a word.
+        left: modules that were candidates but were left alone, and why.
+        done: ``"placed"`` or ``"removed"``.
 
     >>> report = Report((Change("fc", "Linear", "before", nn.Dropout(0.2)),))
     >>> print(report)

@@ -1,6 +1,6 @@
-"""Noise at test time: a model that answers n times, and how much its answers differ.
+"""Noise at test time: the mean and standard deviation of n predictions, each with its own draw.
 
-As in Monte-Carlo dropout (Gal and Ghahramani 2016), with any noise.
+This is Monte-Carlo dropout (Gal and Ghahramani 2016), with any noise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Samples", "predict_samples", "sampling"]
 
 
 class Samples(NamedTuple):
-    """What n answers have in common: their mean and their standard deviation (n − 1 in the denominator).
+    """The mean of n predictions and their standard deviation (n − 1 in the denominator).
 
     >>> mean, std = Samples(torch.tensor(2.0), torch.tensor(0.5))
     >>> std
@@ -36,10 +36,9 @@ class Samples(NamedTuple):
 def sampling(model: nn.Module) -> Iterator[None]:
     """Turn the noises of a model on and leave the rest in eval mode; afterwards everything is as it was.
 
-    Noises are those that `rotationout.registry.is_noise` knows, torch's Dropout among them, and whatever
-    `rotationout.insert` has placed. Running means, those of the
-    noises too, do not change. Dropout that is an argument of another module (``nn.LSTM(dropout=…)``,
-    ``nn.MultiheadAttention(dropout=…)``) stays off.
+    Noises are the modules that `rotationout.registry.is_noise` knows, torch's Dropout among them, and whatever
+    `rotationout.insert` has placed. Running statistics do not change, nor do the running means of noises. Dropout that
+    is an argument of another module (``nn.LSTM(dropout=…)``, ``nn.MultiheadAttention(dropout=…)``) stays off.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
     >>> with sampling(model):
@@ -83,17 +82,17 @@ def predict_samples(
     batch_size: int | None = None,
     output: Callable[[Any], Tensor] | None = None,
 ) -> Samples:
-    """Ask a model n times with noise; without gradients, and repeatable by ``torch.manual_seed``.
+    """Run a model n times with noise; without gradients, and repeatable by ``torch.manual_seed``.
 
     Args:
         model: in any mode, see `sampling`.
         x: what the model takes: a tensor, a tuple of arguments, or a mapping of keyword arguments. The first axis of
             every tensor is that of examples.
         n: how many samples, at least 2.
-        batch_size: the most examples in a call, all of ``x`` if not given. If it is more than that, several samples go
-            together where every example has noise of its own; not where a call shares a draw. Noise about a batch
-            mean is about that of the examples in a call.
-        output: makes a tensor of what the model returns, first axis examples: ``lambda out: out.logits.softmax(-1)``.
+        batch_size: the most examples in a call, all of ``x`` if not given. If it is larger than ``x``, one call makes
+            several samples, provided that all noises draw for every example separately. Noise about a batch mean takes
+            the mean of the examples in a call.
+        output: picks a tensor (examples, …) from what the model returns: ``lambda out: out.logits.softmax(-1)``.
 
     Returns:
         Mean and standard deviation over the samples, in float32 at least.
@@ -127,7 +126,7 @@ def _moments(
     together: int,
     output: Callable[[Any], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and deviation for some examples, one pass over the samples (Welford 1962)."""
+    """Mean and standard deviation for some examples, in one pass over the samples (Welford 1962)."""
     mean = squares = torch.zeros(())
     for done in range(0, n, together):
         copies = min(together, n - done)
@@ -157,7 +156,7 @@ def _examples(values: list[Any]) -> int:
     shapes = {tuple(value.shape[:1]) for value in values if isinstance(value, Tensor)}
     if len(shapes) != 1 or shapes & {(), (0,)}:
         raise ValueError(
-            "x must hold tensors whose first axis is that of examples, as many in each and at least one, got "
+            "x must hold tensors whose first axis is that of examples, of one size in all and at least 1, got "
             + (", ".join(str(tuple(v.shape)) for v in values if isinstance(v, Tensor)) or "no tensor")
         )
     return int(shapes.pop()[0])
@@ -167,14 +166,14 @@ def _check_output(output: Any, rows: int) -> Tensor:
     if not isinstance(output, Tensor) or output.ndim == 0 or output.size(0) != rows:
         found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise TypeError(
-            f"the model must give a tensor with a row for each of its {rows} examples, got {found}; "
+            f"the model must return a tensor with a row for each of its {rows} examples, got {found}; "
             "pick it with output, e.g. output=lambda out: out.logits"
         )
     return output if output.dtype in (torch.float32, torch.float64) else output.float()
 
 
 def _own_draws(module: nn.Module) -> bool:
-    """Whether every example has noise of its own, if the module is a noise."""
+    """Whether a module draws noise for every example separately; True if it is no noise."""
     if not is_noise(module):
         return True
     if isinstance(module, RotationOut | RotationOut1d | RotationOut2d | RotationOut3d | RotationOutSequence):

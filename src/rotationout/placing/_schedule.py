@@ -1,4 +1,4 @@
-"""A strength that changes while a model trains."""
+"""`Schedule`: change the strength of noises while a model trains."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """Sets the strength of noises step by step: p = factor(step) · the p that a noise had at first.
+    """Sets the strength of noises step by step: p = factor(step) times the p that the noise had at first.
 
     Call `step` once after every optimizer step. A compiled model follows without recompiling, except once when p
     becomes exactly zero or ceases to be (`early`, `late`, `fade_out`): noise that is off costs nothing.
 
-    p is not part of a model's state_dict: save ``schedule.state_dict()`` too. To go on, build model and schedule as
-    before and load it.
+    p is not part of a model's state_dict: save ``schedule.state_dict()`` too. To resume, build model and schedule as
+    before and load both.
 
     Args:
-        noises: a model, of which all layers of `rotationout` are scheduled; what `rotationout.insert` returned; or the
-            modules themselves, anything with a ``p``. (Torch's own Dropout can be scheduled so too, but a compiled
-            model recompiles at every change.) Or another schedule: the two factors are multiplied.
-        factor: a function of the step, 0 at first.
+        noises: a model, all of whose `rotationout` layers are scheduled; the report of `rotationout.insert`; modules
+            with a ``p``; or another schedule, whose factor is multiplied by this one. (Torch's own Dropout can be given
+            as a module, but a compiled model then recompiles at every change.)
+        factor: a function of the step, which counts from 0.
 
     >>> import rotationout as ro
     >>> layer = ro.RotationOut(0.5)
@@ -70,12 +70,12 @@ class Schedule:
 
     @classmethod
     def constant(cls, noises: _Noises | Schedule) -> Self:
-        """Always as strong as at first."""
+        """Keep the strength that the noises have."""
         return cls(noises, lambda step: 1.0)
 
     @classmethod
     def ramp(cls, noises: _Noises | Schedule, *, steps: int) -> Self:
-        """Grows linearly over the first ``steps`` steps, as in the authors' code, which had 1,000 to 2,000 of them.
+        """Grow linearly over the first ``steps`` steps; the authors' code took 1,000 to 2,000.
 
         It starts at 1 / steps and not at zero, so that a compiled model has one graph.
         """
@@ -84,19 +84,19 @@ class Schedule:
 
     @classmethod
     def early(cls, noises: _Noises | Schedule, *, until: int) -> Self:
-        """On at first, off from step ``until`` on ("early dropout", Liu et al. 2023)."""
+        """Switch noise off at step ``until`` ("early dropout", Liu et al. 2023)."""
         _check_steps("until", until, 0)
         return cls(noises, lambda step: 1.0 if step < until else 0.0)
 
     @classmethod
     def late(cls, noises: _Noises | Schedule, *, start: int) -> Self:
-        """Off at first, on from step ``start`` on ("late dropout", Liu et al. 2023)."""
+        """Switch noise on at step ``start`` ("late dropout", Liu et al. 2023)."""
         _check_steps("start", start, 0)
         return cls(noises, lambda step: 1.0 if step >= start else 0.0)
 
     @classmethod
     def fade_out(cls, noises: _Noises | Schedule, *, steps: int, start: int = 0) -> Self:
-        """Falls linearly to zero over ``steps`` steps from step ``start`` on."""
+        """Fall linearly to zero over ``steps`` steps, beginning at step ``start``."""
         _check_steps("steps", steps, 1)
         _check_steps("start", start, 0)
         return cls(noises, lambda step: min(max(1.0 - (step - start) / steps, 0.0), 1.0))
@@ -107,11 +107,11 @@ class Schedule:
         self.last_step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule is, and the strengths it started from; not its function."""
+        """The step and the strengths at first; the factor is not saved."""
         return {"last_step": self.last_step, "base": list(self.base)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another schedule for the same noises was."""
+        """Resume from the state of a schedule for the same noises."""
         if set(state) != {"last_step", "base"}:
             raise ValueError(f"state must be that of a Schedule, last_step and base, got {', '.join(map(str, state))}")
         if len(state["base"]) != len(self.noises):
@@ -121,15 +121,13 @@ class Schedule:
         self.base, self.last_step = base, last_step
 
     def _set(self, step: int, base: list[float]) -> None:
-        """Set all strengths, or none if one of them cannot be."""
+        """Set all strengths, or none if one of them is refused."""
         factor = strength.check_number("factor", self.factor(step))
         rates = [strength.check_rate(factor * p, f"p at step {step}") for p in base]
         before = [noise.p for noise in self.noises]
         try:
             for noise, rate in zip(self.noises, rates, strict=True):
-                if (
-                    noise.p != rate
-                ):  # setting it costs a launch on a GPU, and most steps of most schedules change nothing
+                if noise.p != rate:  # setting it costs a launch on a GPU, and most steps change nothing
                     noise.p = rate
         except ValueError:  # Shake-Shake has a limit of its own
             for noise, rate in zip(self.noises, before, strict=True):

@@ -1,4 +1,4 @@
-"""Which modules of a model are meant: by type, by name pattern, within parts, or as a predicate says."""
+"""Select modules of a model by type, by name pattern, by the part that they are in, or by a predicate."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ Selection = type[nn.Module] | str | Sequence[type[nn.Module] | str]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module of a model with all its names, the first one in order of registration first."""
+    """A module of a model with all its names, in order of registration."""
 
     module: nn.Module
     names: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The name it goes by."""
+        """The first name, which stands for the module in messages and reports."""
         return self.names[0]
 
 
 def check_model(model: nn.Module) -> None:
-    """A model that can be changed: not scripted and not compiled."""
+    """Raise an error if a model cannot be changed, because it is scripted or compiled."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -46,12 +46,12 @@ def check_model(model: nn.Module) -> None:
             )
         if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
             raise ValueError(
-                f"{which} is compiled already and would go on as it was: change the model first, then compile it"
+                f"{which} is compiled already, and a change would not reach it: change the model first, then compile it"
             )
 
 
 def candidates(model: nn.Module) -> list[Candidate]:
-    """All modules of a model but those of placed noises, each once."""
+    """All modules of a model except inserted noises, each once."""
     names: dict[nn.Module, list[str]] = {}
     hidden: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
@@ -63,10 +63,10 @@ def candidates(model: nn.Module) -> list[Candidate]:
 
 
 def holders(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """The modules that hold a module, and what they call it."""
+    """For every module, the modules that hold it and the names under which they do."""
     found: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for owner in model.modules():
-        for key, child in owner._modules.items():  # named_children() leaves out second names
+        for key, child in owner._modules.items():  # named_children() skips second names
             if child is not None:
                 found.setdefault(child, []).append((owner, key))
     return found
@@ -79,13 +79,13 @@ def select(
     within: str | Sequence[str] | None,
     where: Predicate | None,
 ) -> list[Candidate]:
-    """The candidates that are meant, at least one, or an error that says what there is instead.
+    """The selected candidates, at least one, or an error that says what the model has instead.
 
     Args:
-        found: all there are.
-        argument: the name of the argument that ``selection`` was.
+        found: all candidates.
+        argument: the name of the argument that held ``selection``, for messages.
         selection: types and name patterns.
-        within: names or patterns of parts.
+        within: names or patterns of parts of the model.
         where: a predicate (name, module).
     """
     everything = list(found)
@@ -93,7 +93,7 @@ def select(
     names = [name for candidate in everything for name in candidate.names if name]
     for pattern in wanted:
         if isinstance(pattern, str) and not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"{argument}={pattern!r} matches the name of no module; {near(pattern, names)}")
+            raise ValueError(f"{argument}={pattern!r} matches no module name; {near(pattern, names)}")
     parts = [] if within is None else _as_list(within)
     for part in parts:
         if not isinstance(part, str):
@@ -129,7 +129,7 @@ def select(
 
 
 def near(wanted: str, names: Iterable[str]) -> str:
-    """The names nearest to a pattern, for a sentence."""
+    """The names nearest to a pattern, for an error message."""
     known = [name for name in dict.fromkeys(names) if name]
     if not known:
         return "the model has no parts with names: choose it by its type"
@@ -139,7 +139,7 @@ def near(wanted: str, names: Iterable[str]) -> str:
         ends = {name.rpartition(".")[2]: name for name in reversed(known)}
         close = [ends[end] for end in difflib.get_close_matches(plain.rpartition(".")[2], ends, n=3, cutoff=0.6)]
     if close:
-        return f"near are {', '.join(map(repr, close))}; a * stands for anything"
+        return f"the nearest are {', '.join(map(repr, close))}; a * stands for anything"
     return f"there are {', '.join(map(repr, known[:8]))}{', …' if len(known) > 8 else ''}"
 
 

@@ -1,9 +1,9 @@
 """A place for a noise before or after a module: a submodule of it under a reserved name, and a forward hook.
 
-A wrapper or a subclass would not keep all of this: the parameters, the keys of a state_dict and the attributes of the
-module stay what they are; the noise follows ``train()``, ``eval()`` and ``to()`` and is found by ``modules()``; copies
-and pickles take it along, for the hook is a function of this file that looks the noise up; compilers trace hooks; and a
-module that is called often or from many places has it everywhere.
+A wrapper or a subclass would lose some of the following. The parameters, the keys of a state_dict and the attributes of
+the module do not change. The noise follows ``train()``, ``eval()`` and ``to()`` and is found by ``modules()``. Copies
+and pickles include it, as the hook is a function of this file that looks the noise up. Compilers trace hooks. A module
+that is called often, or from many places, has noise at every call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Slot(nn.Module):
     Args:
         noise: the noise.
         place: the name of the module, for messages.
-        dim: the feature axis, if the noise is to be handed tensors with that axis moved to where it looks for it.
+        dim: the feature axis, if it must be moved to where the noise looks for features; None otherwise.
         dims: how many axes follow the features where the noise looks for them.
         argument: the name of the first argument of the module.
     """
@@ -42,17 +42,17 @@ class Slot(nn.Module):
         self.argument = argument
 
     def forward(self, input: Any, *_: Any, **__: Any) -> Any:
-        """Nothing: some modules call all their children in turn, and this is one; the hook does the work."""
+        """Return ``input``: some modules call all their children in turn, this one too. The hook applies the noise."""
         return input
 
     @property
     def attached(self) -> bool:
-        """Whether the hook is still there. Tools that rebuild modules take children along, but not hooks."""
+        """Whether the hook is still there. Tools that rebuild modules keep their children, but lose their hooks."""
         hooks = self.handle.hooks_dict_ref()
         return hooks is not None and self.handle.id in hooks
 
     def disturb(self, value: Any) -> Any:
-        """The noise on features: a tensor, a packed sequence, or the first entry of a tuple, as LSTMs return them."""
+        """Apply the noise to a tensor, a packed sequence, or the first entry of a tuple such as an LSTM returns."""
         if isinstance(value, Tensor):
             return self.noise(value) if self.dim is None else self._along(value, self.dim)
         if isinstance(value, PackedSequence):
@@ -101,7 +101,7 @@ def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise TypeError(f"the noise before {slot.place!r} finds no argument {slot.argument!r} to disturb")
     given = args[0] if args else kwargs[slot.argument]
     disturbed = slot.disturb(given)
-    # Query, key and value of self-attention are one tensor, and stay one.
+    # Query, key and value of self-attention are one tensor, and get the same noise.
     return (
         tuple(disturbed if value is given else value for value in args),
         {name: disturbed if value is given else value for name, value in kwargs.items()},
@@ -114,7 +114,7 @@ def _on_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def attach(module: nn.Module, slot: Slot) -> None:
-    """Put a slot at a module; nothing has changed if that fails."""
+    """Put a slot at a module; if that fails, the module is as it was."""
     module.add_module(slot.key, slot)
     try:
         if isinstance(slot, Before):
@@ -133,7 +133,7 @@ def detach(module: nn.Module, slot: Slot) -> None:
 
 
 def check_attached(model: nn.Module) -> None:
-    """An error if noise that was placed can no longer act."""
+    """Raise a RuntimeError if a noise that was inserted has lost its hook and no longer acts."""
     for module in model.modules():
         if isinstance(module, Slot) and not module.attached:
             raise RuntimeError(
@@ -143,6 +143,6 @@ def check_attached(model: nn.Module) -> None:
 
 
 def slots(module: nn.Module) -> list[Slot]:
-    """The slots at a module itself."""
+    """The slots at this module, not at its children."""
     found = (module._modules.get(kind.key) for kind in (Before, After))
     return [slot for slot in found if isinstance(slot, Slot)]

@@ -1,4 +1,4 @@
-"""Put rotations in the place of the Dropout that a model has."""
+"""`swap`: replace the Dropout of a model by rotations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["swap"]
 
 _ROTATIONS: tuple[Callable[..., nn.Module], ...] = (RotationOut, RotationOut1d, RotationOut2d, RotationOut3d)
 _HIDDEN = re.compile(r"resid|proj|out|hidden")
-"""What Dropout on hidden states is called, but for the word itself, in a module that has attention weights too."""
+"""Parts of the names (without "dropout") of Dropout on hidden states in a module that has attention weights too."""
 
 
 class _LeftAloneError(Exception):
-    """Why a module is left alone."""
+    """A module is to be left alone; the message says why."""
 
 
 def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Report:
@@ -35,20 +35,20 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     - DropBlock (torchvision's, timm's) with a share c of the map in its blocks becomes a rotation inside blocks of that
       size and coverage c, with λ = 1 / (1 − c) inside them: c / (1 − c) over the whole map, as strong as Dropout
       with p = c.
-    - ``nn.Dropout`` on hidden states becomes `RotationOut`, or on maps the rotation of maps. Which of them is seen in a
-      run of the model if there are ``example_inputs``; otherwise it is done where the code is certain: in a
+    - ``nn.Dropout`` on hidden states becomes `RotationOut`, on maps `RotationOut1d`, ``2d`` or ``3d``. A run of the
+      model on ``example_inputs`` shows which. Without them it is replaced only where the code leaves no doubt: in a
       ``nn.Sequential`` next to a layer whose axis is known, in torch's transformer layers, and in those parts of
       torchvision, timm and transformers that work on the last axis only.
-    - Dropout on attention weights is never touched, nor is what drops whole branches, what is off (p = 0), or a layer
-      of `rotationout`.
+    - Left alone are Dropout on attention weights, noises that drop whole branches, noises that are off (p = 0), and
+      layers of `rotationout`.
 
-    A module used in several places is replaced in all of them by one.
+    A module used in several places is replaced in all of them by one and the same rotation.
 
     Args:
         model: changed in place; nothing changes if anything fails.
         example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
             arguments, or a mapping of keyword arguments.
-        choices: for the rotations, e.g. ``preset="paper"``.
+        choices: keyword arguments of the rotations, e.g. ``preset="paper"``.
 
     Returns:
         What was replaced, and what was left alone and why.
@@ -65,7 +65,7 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     if unknown:
         raise TypeError(f"swap has no choice {', '.join(unknown)}; those of RotationOut are {', '.join(sorted(known))}")
     if is_noise(model):
-        raise ValueError(f"the model is itself a {type(model).__name__}; replace it where it is kept")
+        raise ValueError(f"the model itself is a {type(model).__name__}; replace it in the module that holds it")
     found = [candidate for candidate in candidates(model) if is_noise(candidate.module)]
     owners = holders(model)
     seen = None
@@ -90,7 +90,7 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
 
 
 def _arguments(model: nn.Module) -> list[Left]:
-    """Dropout that is an argument of a module and not a module itself."""
+    """Report Dropout that is an argument of a module and not a module itself."""
     left = []
     for candidate in candidates(model):
         rate = getattr(candidate.module, "dropout", None)
@@ -111,7 +111,7 @@ def _rotation(
     seen: dict[nn.Module, Seen] | None,
     choices: dict[str, Any],
 ) -> nn.Module:
-    """The rotation that takes a noise's place; `_LeftAloneError` if none should."""
+    """The rotation that replaces a noise, or a `_LeftAloneError`."""
     module = candidate.module
     if isinstance(module, Noise):
         raise _LeftAloneError("it is a layer of rotationout")
@@ -124,7 +124,7 @@ def _rotation(
         raise _LeftAloneError("it drops whole branches, not features")
     dims = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}.get(type(module), -1)
     if dims == -1:
-        raise _LeftAloneError("it is another kind of noise, of no equal strength")
+        raise _LeftAloneError("it is another kind of noise, without a matching strength")
     if not 0.0 < module.p < 1.0:
         raise _LeftAloneError("it is off" if module.p == 0.0 else "it drops everything: its strength is infinite")
     if dims is None:
@@ -144,7 +144,7 @@ def _blocks(module: nn.Module, dims: int, choices: dict[str, Any]) -> nn.Module:
 
 
 def _dims(module: nn.Module, owners: list[tuple[nn.Module, str]], seen: Seen | None) -> int:
-    """How many axes follow the features on which a Dropout works."""
+    """How many axes follow the features of a Dropout, or a `_LeftAloneError`."""
     if any(re.search("att(ention|n)", key.lower()) for _, key in owners):
         raise _LeftAloneError("it is on attention weights, by its name")
     if seen is not None:
@@ -170,13 +170,13 @@ def _observed(seen: Seen) -> int:
 
 
 def _attends(owner: nn.Module, key: str) -> bool:
-    """Whether a module may use a Dropout on attention weights: HF's ``attention.self.dropout``, for one."""
+    """Whether a module may use its Dropout on attention weights, like ``attention.self.dropout`` in transformers."""
     called = key.lower().replace("dropout", "")
     return re.search("att(ention|n)", type(owner).__name__.lower()) is not None and not _HIDDEN.search(called)
 
 
 def _certain(owner: nn.Module, key: str) -> int | None:
-    """How many axes follow the features, if the code of the owner leaves no doubt."""
+    """How many axes follow the features of a Dropout; None if the code of its owner leaves a doubt."""
     if isinstance(owner, nn.Sequential) and type(owner).forward is nn.Sequential.forward:
         return dims_between(owner, list(owner._modules).index(key))
     if type(owner) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
