@@ -1,1 +1,1 @@
-"""Applying a rotation: the reference, faster implementations of it, their derivatives, and the choice between them."""
+"""Apply a rotation (label eq6): the reference, faster implementations, their derivatives, and the choice among them."""

@@ -1,14 +1,15 @@
 """The operator's derivatives, once for every implementation.
 
 The operator is linear in x: y = x + K(x − m) with K = tan θ · A. A is skew-symmetric and tan θ is constant along the
-features, so the adjoint of I + K is I − K: the same operator turned the other way. Nothing of x is kept for backward,
-only the draw. Few elements on a CPU are turned by an expression that autograd differentiates by itself.
+features, so the adjoint of I + K is I − K: the same operator with −θ. Backward needs the draw, but not x. Small tensors
+on a CPU take `small` instead, an expression that autograd differentiates by itself.
 
-There are three classes for each operator, with one backward. Under torch.compile the first is traced; the second adds
-forward-mode AD and vmap; the third, for everyday use, has its context in forward, which torch calls three times faster.
+There are three classes for each operator, which share one backward. `_Rotate` is traced under torch.compile;
+`_RotateTransformed` adds forward-mode AD and vmap; `_RotateEager`, for everyday use, sets its context in forward, which
+torch calls three times faster.
 
-What a kernel returns may be a view, in which autograd would refuse changes in place, but ``nn.ReLU(inplace=True)`` may
-well follow. So none of the classes returns one: ``.data`` is the same memory without that past.
+A kernel may return a view. Autograd would refuse to change it in place, as a following ``nn.ReLU(inplace=True)`` does,
+so none of the classes returns one: ``.data`` is the same memory, but no view.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def rotate(
     backend: str | None = None,
 ) -> Tensor:
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
-    if tan.requires_grad or backend == "reference" or _is_batched(x):  # a learned angle, say: autograd sees every step
+    if tan.requires_grad or backend == "reference" or _is_batched(x):  # e.g. a learned angle: autograd sees every step
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed:
@@ -60,7 +61,7 @@ def rotate_centred(
     adjoint: bool = False,
     backend: str | None = None,
 ) -> Tensor:
-    """`rotate` about the mean of ``x`` over every axis but ``dim``, with that mean inside the graph.
+    """`rotate` about the mean of ``x`` over every axis but ``dim`` (label eq13), with gradients through that mean.
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
@@ -77,7 +78,7 @@ def rotate_centred(
 
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
-    """See `reference.feature_sum`, which it is where the sum has a gradient."""
+    """See `reference.feature_sum`; that one runs if the sum needs a gradient."""
     kernels = reference if _is_tracked(x, weight) else _untracked(x)
     return cast(Tensor, kernels.feature_sum(x, weight, dim))
 
@@ -93,7 +94,7 @@ def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> Non
 
 
 def _untracked(x: Tensor) -> ModuleType:
-    """The implementation for what has no derivative."""
+    """The implementation for results that need no gradient."""
     return reference if _is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
 
 
@@ -107,12 +108,12 @@ def _is_transformed() -> bool:
 
 
 def _is_batched(x: Tensor) -> bool:
-    """Whether x is many gradients at once, as in ``torch.autograd.grad(…, is_grads_batched=True)``."""
+    """Whether x is a batch of gradients, as in ``torch.autograd.grad(…, is_grads_batched=True)``."""
     return not torch.compiler.is_compiling() and bool(torch._C._functorch.is_legacy_batchedtensor(x))
 
 
 def _is_tracked(*tensors: Tensor | None) -> bool:
-    """Whether autograd is to remember this; not in an ordinary backward pass."""
+    """Whether autograd records operations on these tensors; it does not in an ordinary backward pass."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
@@ -144,7 +145,7 @@ class _Rotate(Function):
         ctx.mean_shape, ctx.mean_dtype = (None, None) if mean is None else (mean.shape, mean.dtype)
         ctx.save_for_backward(tan, index, seed)
         ctx.save_for_forward(tan, index, seed)
-        ctx.set_materialize_grads(False)  # a tangent that is not there is None, not zeros
+        ctx.set_materialize_grads(False)  # a missing tangent is None, not zeros
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -155,7 +156,7 @@ class _Rotate(Function):
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32)) if ctx.needs_input_grad[1] else grad
         grad_x = rotate(wide, None, tan, index, seed, ctx.dim, adjoint=not ctx.adjoint, backend=ctx.backend)
         grad_mean = None
-        if ctx.needs_input_grad[1]:  # y depends on m through −K m, which is small: not to be taken from rounded numbers
+        if ctx.needs_input_grad[1]:  # y depends on m through −K m, which is small: rounded numbers would lose it
             grad_mean = (wide - grad_x).movedim(ctx.dim, -1).sum_to_size(ctx.mean_shape).to(ctx.mean_dtype)
         return grad_x.to(grad.dtype), grad_mean, None, None, None, None, None, None
 

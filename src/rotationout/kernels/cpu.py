@@ -1,4 +1,4 @@
-"""The operator on a CPU: the same numbers as the reference, in few passes over memory and few allocations.
+"""The operator of `reference` on a CPU, in few passes over memory and few allocations.
 
 Nothing here is differentiable; `rotationout.kernels.autograd` wraps it.
 """
@@ -59,9 +59,9 @@ def _is_last(dense: Tensor, axis: int) -> bool:
 def _rotate_table(
     dense: Tensor, centre: Tensor | None, turn: Tensor, partner: Tensor, sign: Tensor, axis: int
 ) -> Tensor:
-    """Explicit partners: fetch them in the largest pieces that lie together, then turn in place."""
+    """For a table of partners: fetch them in the largest contiguous pieces, then turn in place."""
     source = dense
-    if centre is not None and centre.numel() > centre.size(axis):  # only a mean that all rows share can wait
+    if centre is not None and centre.numel() > centre.size(axis):  # a mean that rows do not share: before the fetch
         source, centre = dense - centre, None
     fetched = _fetch(source, partner, axis).to(turn.dtype)
     if centre is None:
@@ -85,10 +85,10 @@ def _fetch(dense: Tensor, partner: Tensor, axis: int) -> Tensor:
 
 
 def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Tensor, words: Tensor) -> Tensor:
-    """A structured pairing of its own for every row, eight features (lanes) at a time.
+    """For a structured pairing of its own for every row: eight features (lanes) at a time.
 
-    Signs are worked out by the byte, one bit to a lane: the bits of the pair where a feature is first, and where it is
-    second their complement, with the lanes swapped as the pairing swaps them.
+    Signs are computed a byte at a time, with a bit for each lane. A feature that is first in its pair has the bit of
+    the pair; one that is second has its complement, with the lanes swapped as in the pairing.
     """
     rows, groups = index.numel(), dense.numel() // index.numel() // 8
     partner, flip, block, second = _lane_tables(index.reshape(-1), groups * 8)
@@ -109,7 +109,7 @@ def _rotate_lanes(dense: Tensor, centre: Tensor | None, turn: Tensor, index: Ten
 
 
 def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
-    """`pairing.structured_groups` of the drawn pairings."""
+    """`pairing.structured_groups` of the drawn pairings, from a cached table for up to 2048 features."""
     if features > 2048:
         return _narrowed(pairing.structured_groups(draws, features))
     drawn = draws.int()
@@ -118,7 +118,7 @@ def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
-    """Those of all pairings: constants of D, at most 7 MB for the sizes that are kept."""
+    """`pairing.structured_groups` of all pairings, which depends on D alone: at most 7 MB for the sizes in use."""
     return _narrowed(
         pairing.structured_groups(torch.arange(pairing.count_structured(features), device="cpu"), features)
     )

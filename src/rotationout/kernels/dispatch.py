@@ -1,4 +1,4 @@
-"""Which implementation runs: the one place where that is decided."""
+"""The choice of the implementation: nothing else decides which one runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 def implementation(x: Tensor, backend: str | None) -> ModuleType:
     """The fastest implementation for ``x``, or the one asked for if it can run.
 
-    While torch.compile traces, the GPU kernels are called as operators of torch, and elsewhere the reference is traced.
+    Under torch.compile it is `opaque`, the GPU kernels as operators of torch, or on other devices the reference.
     """
     compiling = torch.compiler.is_compiling()
     if backend is not None:
@@ -38,7 +38,7 @@ def implementation(x: Tensor, backend: str | None) -> ModuleType:
 
 
 def sampler(device: torch.device | None, features: int, structured: bool) -> ModuleType | None:
-    """The module that makes a whole draw in one kernel, where there is one; not inside vmap or for fake tensors."""
+    """The module that makes a whole draw in one kernel; None where it cannot, as inside vmap or for fake tensors."""
     if device is None or device.type != "cuda" or not HAS_TRITON:
         return None
     if torch.compiler.is_compiling():
@@ -63,7 +63,7 @@ def _obstacle(backend: str, x: Tensor) -> str:
             return f"runs on CUDA tensors, got one on {x.device}"
         if x.dtype == torch.float64:
             return "computes in fp32, got a tensor of torch.float64"
-    if backend != "reference" and type(x) not in (Tensor, torch.nn.Parameter):  # a fake tensor has no memory, say
+    if backend != "reference" and type(x) not in (Tensor, torch.nn.Parameter):  # e.g. a fake tensor without memory
         return f"runs on plain tensors, got {type(x).__name__}"
     return ""
 

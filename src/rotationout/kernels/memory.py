@@ -1,4 +1,4 @@
-"""The order in which the axes of a tensor lie in memory: every implementation walks it and leaves its result in it."""
+"""The order of the axes of a tensor in memory: implementations go through x in it, and return their result in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["in_memory_order"]
 
 
 def in_memory_order(x: Tensor) -> tuple[Tensor, list[int]]:
-    """The axes of x from the outermost in memory to the innermost, without gaps, and which ones they are."""
+    """``x`` with its axes permuted from outermost to innermost in memory, without gaps, and that permutation."""
     strides = x.stride()
     order = sorted(range(x.ndim), key=lambda axis: (-strides[axis], axis))
     return x.permute(order).contiguous(), order

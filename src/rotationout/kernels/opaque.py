@@ -1,4 +1,4 @@
-"""The GPU kernels as operators of torch, for torch.compile: it keeps a model whole and calls them as they are."""
+"""The GPU kernels as operators of torch: torch.compile calls them as they are, without a graph break."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SORT_LIMIT = 4096
 
 
 def _empty(x: Tensor) -> Tensor:
-    """Room for the result, as the kernels make it: the axes of x in their order in memory, without gaps."""
+    """An empty result with the strides that the kernels give it: the axes of x in their order in memory, no gaps."""
     dense, order = in_memory_order(x)
     return torch.empty_like(dense).permute([order.index(axis) for axis in range(x.ndim)])
 
 
 def _as_promised(turned: Tensor, x: Tensor) -> Tensor:
-    """What the reference made, where it had to help out, may lie otherwise than the compiler was told."""
+    """``turned`` with the strides of `_empty`, which the compiler was promised; those of the reference may differ."""
     if turned.is_contiguous() and x.is_contiguous():
         return turned
     promised = _empty(x)
@@ -78,7 +78,7 @@ def draw(
     law: str,
     one_sided: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What a seed decides: tan θ and the index, see `rotationout.kernels.triton.draw`."""
+    """Draw tan θ and the index from a seed; see `rotationout.kernels.triton.draw`."""
     from . import triton
 
     return triton.draw(
@@ -126,7 +126,7 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """See `rotationout.kernels.triton.sample`. The seed is drawn outside the operator, where the compiler sees it."""
-    source: dict[str, Any] = {} if generator is None else {"generator": generator}  # None takes no symbolic sizes
+    source: dict[str, Any] = {} if generator is None else {"generator": generator}  # None refuses symbolic sizes
     seed = torch.randint(2**63 - 1, (), device=device, **source)
     given = scale if isinstance(scale, Tensor) else torch.full((), scale, device=device)
     tan, index = draw(seed, given, pairs, angles, features, structured, law, one_sided)

@@ -1,4 +1,4 @@
-"""The definition of the operator in plain torch: differentiable, vectorised, on any device. Kernels equal it."""
+"""The definition of the operator in plain torch, differentiable and on any device; all other kernels equal it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rotate_centred(
 ) -> Tensor:
     """The operator about the mean over every axis but ``dim``: I + K(I − M), K = tan θ · A; adjoint: I − (I − M)K.
 
-    Rows of weight 0 take no part in M, and there tan θ is 0. ``rotate`` is the implementation to build it from.
+    Rows of weight 0 take no part in M; the caller sets tan θ to 0 there. ``rotate`` is the implementation to build on.
     """
     rows = x.numel() // x.size(dim) if weight is None else weight.sum().clamp(min=1)
     if not adjoint:
@@ -67,11 +67,11 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
 
 
 def mean_parts(x: Tensor, dim: int) -> Tensor:
-    """The mean over every axis but ``dim``, in parts (parts, D) that add up to it; here in one."""
+    """The mean over every axis but ``dim``, as parts (parts, D) that add up to it; here one part."""
     return feature_sum(x, None, dim).unsqueeze(0) / max(x.numel() // x.size(dim), 1)
 
 
 def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> None:
-    """Bring ``running`` (D,) nearer to a mean in parts, in place: by ``momentum`` of the way."""
+    """Move ``running`` (D,), in place, towards a mean in parts: by the fraction ``momentum`` of the difference."""
     mean = parts[0] if parts.size(0) == 1 else parts.sum(0)
     running.lerp_(mean.to(running.dtype), momentum)

@@ -1,7 +1,7 @@
-"""The operator on few elements on a CPU, where the calls of torch are the cost and not the elements.
+"""The operator on small CPU tensors, where the cost is in the calls of torch and not in the elements.
 
-A plain expression that autograd differentiates by itself: a few calls forward and fewer backward. It keeps the partner
-of every feature for that, its factor and their product, so it is for small tensors only.
+A plain expression that autograd differentiates by itself: a few calls forward and fewer backward. For backward it keeps
+the partner of every feature, its factor and their product, so it is for small tensors only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .reference import feature_sum, follow_mean, mean_parts
 __all__ = ["MOST", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
 MOST = 2**16
-"""Elements. With more of them `rotationout.kernels.cpu` is faster."""
+"""The most elements; with more `rotationout.kernels.cpu` is faster."""
 KNOWN = 1024
-"""Features of which all structured pairings are kept, in 16 bits: 4 MB for the largest."""
+"""The most features for which all structured pairings are cached, in 16 bits: 4 MB for the largest."""
 
 
 def rotate(
@@ -38,8 +38,8 @@ def rotate(
     wide = torch.promote_types(x.dtype, torch.float32)
     features = x.to(wide)
     partner, sign = _pairs(index, seed, x.size(dim), wide)
-    # The partner's sign is the other one, so a turn can come before the fetch: gather keeps what it is given for
-    # backward, and x itself may change in place by then.
+    # Multiply by the factor before the fetch (a partner has the opposite sign): gather keeps its input for backward,
+    # and x itself may have changed in place by then.
     turn = aligned(sign * (tan if adjoint else -tan).to(wide).unsqueeze(-1))
     centred = features if mean is None else features - aligned(mean)
     return (features + _fetch(centred * turn, aligned(partner), dim)).to(x.dtype)
@@ -50,7 +50,7 @@ rotate_centred = functools.partial(reference.rotate_centred, rotate=rotate)
 
 
 def _fetch(x: Tensor, partner: Tensor, dim: int) -> Tensor:
-    """Of every feature its partner: maps at once, where all positions have the same pairing."""
+    """The partner of every feature; where all positions of a map share a pairing, whole maps at once."""
     after = math.prod(x.shape[dim + 1 :])
     if after == 1 or math.prod(partner.shape[dim + 1 :]) > 1:
         return x.gather(dim, partner.expand_as(x))
@@ -60,7 +60,7 @@ def _fetch(x: Tensor, partner: Tensor, dim: int) -> Tensor:
 
 
 def _pairs(index: Tensor, seed: Tensor | None, features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`pairing.partner_and_sign`, the signs as factors."""
+    """`pairing.partner_and_sign`, with the signs in ``dtype``."""
     if seed is None or features > KNOWN:
         partner, sign = pairing.partner_and_sign(index, seed, features)
         return partner, sign.to(dtype)
@@ -68,7 +68,7 @@ def _pairs(index: Tensor, seed: Tensor | None, features: int, dtype: torch.dtype
     partners, places = _tables(features)
     bits = pairing.sign_words(seed, index.reshape(-1), features).view(torch.uint8).flatten().int()
     signs = signs_of_bytes(dtype).index_select(0, bits).view(drawn.numel(), -1)
-    # Where a feature is second in its pair it has the other sign, and where it is idle none.
+    # A feature that is second in its pair has the opposite sign, and an idle one none.
     choices = torch.cat([signs, -signs, signs.new_zeros(drawn.numel(), features % 2)], 1)
     sign = choices.gather(1, places.index_select(0, drawn).long())
     return partners.index_select(0, drawn).long().view(shape), sign.view(shape)
@@ -76,7 +76,7 @@ def _pairs(index: Tensor, seed: Tensor | None, features: int, dtype: torch.dtype
 
 @functools.lru_cache(maxsize=8)
 def _tables(features: int) -> tuple[Tensor, Tensor]:
-    """Of all structured pairings the partners, and where among the choices of `_pairs` the signs are."""
+    """For all structured pairings, the partners and the places of the signs among the choices of `_pairs`."""
     draws = torch.arange(pairing.count_structured(features), device="cpu")
     partner, second, bit = pairing.structured(draws, features)
     width = 64 * pairing.words_per_draw(features)
