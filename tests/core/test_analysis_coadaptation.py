@@ -253,7 +253,7 @@ def test_odd_outputs_are_refused() -> None:
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"x": x}
 
-    with pytest.raises(TypeError, match="layer '0' must put out a floating-point tensor, got dict"):
+    with pytest.raises(TypeError, match="layer '0' must return a floating-point tensor, got dict"):
         coadaptation_of(nn.Sequential(Odd()), [torch.ones(2, 2)], "0")
 
     class Twice(nn.Module):

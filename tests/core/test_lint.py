@@ -243,7 +243,7 @@ CASES: dict[str, list[Case]] = {
         for bad, message in [
             ({"momentum": None}, "averages over all of training"),
             ({"momentum": 0}, "keeps its running statistics what they are"),
-            ({"track_running_stats": False}, "depends on the rest of its batch"),
+            ({"track_running_stats": False}, "an output depends on the rest of its batch"),
         ]
     ],
 }

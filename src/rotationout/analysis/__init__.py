@@ -1,6 +1,6 @@
 """The paper's noise analysis (section 3) as tools: what a noise does to the moments of features, and what follows.
 
-Closed forms need the moments of features alone; beside each stands a measurement, on data or on a model.
+Closed forms need only the moments of the features; for each there is also a measurement, on data or on a model.
 """
 
 from . import batchnorm

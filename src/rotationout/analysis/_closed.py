@@ -1,4 +1,4 @@
-"""Where the running variance of a BatchNorm layer is that without noise by a closed form, and the form itself."""
+"""The closed form that takes a noise out of a running variance (label eq145), and the check of where it holds."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ._flow import Flow, Link
 __all__ = ["noises_before", "without"]
 
 _WEIGHTS = frozenset(["convolution", "addmm", "mm", "bmm", "linear", "Linear", "Conv1d", "Conv2d", "Conv3d"])
-"""What weight layers are called, as operations and as modules."""
+"""The names of weight layers, as operations and as modules."""
 
 _FORGOTTEN = 0.01
-"""How much of a running statistic may still be what it started from."""
+"""The largest share of its initial value that a running statistic may still have."""
 
 
 def noises_before(flow: Flow, layers: Mapping[str, _BatchNorm], *, averaged: bool) -> dict[str, CentredNoise]:
-    """The noise straight before each BatchNorm layer that has one; an error with all reasons if one does not fit.
+    """The noise straight before each BatchNorm layer that noise reaches; an error with all reasons if one does not fit.
 
     Args:
-        flow: what reaches what.
+        flow: which noises reach which layers.
         layers: the BatchNorm layers by name.
         averaged: whether statistics will be taken anew, as an average over batches.
     """
@@ -65,26 +65,26 @@ def without(noise: CentredNoise, variance: Tensor) -> Tensor:
 
 
 def _lam(noise: CentredNoise) -> float:
-    """The strength of a noise over the whole map: blocks cover a share of it."""
+    """λ of a noise over the whole map, of which blocks cover a share."""
     covered = noise.coverage if isinstance(noise, _RotationOutNd) and noise.coverage is not None else 1.0
     return strength.to_lam("dropout", noise.p) * covered
 
 
 def _misfit(layer: _BatchNorm, links: list[Link], calls: int, averaged: bool) -> str | None:
-    """Why the running variance of a layer is not that without noise by a closed form, if so."""
+    """Why the closed form does not hold for a layer; None if it does."""
     for link in links:
         if link.between:
             return _through(link)
         if link.noise is None:
-            return f"{link.source} draws random numbers that reach it, and what they do to variances is not known"
+            return f"{link.source} draws random numbers that reach it, with an unknown effect on its variance"
     if len(links) > 1:
         return f"{len(links)} noises are straight before it: {listed(link.source for link in links)}"
     if calls > 1:
-        return f"it is called {calls} times in a pass, and its running variance is one for all of them"
+        return f"it is called {calls} times in a pass, and has one running variance for all of them"
     if layer.running_var is None or layer.running_mean is None:
         return "it keeps no running statistics"
     if isinstance(layer, CrossNorm1d | CrossNorm2d | CrossNorm3d):
-        return "what it keeps is not the variance but a mean of inverse deviations"
+        return "it keeps not the variance but a mean of inverse deviations"
     return _unknown(layer, links[0]) or _stale(layer, links[0], averaged)
 
 
@@ -99,7 +99,7 @@ def _through(link: Link) -> str:
 
 
 def _unknown(layer: _BatchNorm, link: Link) -> str | None:
-    """Why what a noise straight before a layer does to variances has no closed form, or none that can be used."""
+    """Why the noise straight before a layer has no closed form, or none that can be inverted; None if it has."""
     noise = link.noise
     if not isinstance(noise, CentredDropout | GaussianDropout | Uout | _RotationOutNd) or noise.center is None:
         return (
@@ -108,20 +108,20 @@ def _unknown(layer: _BatchNorm, link: Link) -> str | None:
         )
     if link.aligned is None:
         return (
-            f"whether {link.source} has its features on the channels cannot be read off the code: give example_inputs"
+            f"whether the features of {link.source} are its channels cannot be read off the code: give example_inputs"
         )
     if not link.aligned:
         return f"{link.source} ({type(noise).__name__}) has its features on another axis than the channels"
     if isinstance(noise, _RotationOutNd) and _lam(noise) >= layer.num_features - 1:
         return (
             f"{link.source} has λ = {_lam(noise):.4g}, with D = {layer.num_features} features: at λ = D − 1 all "
-            "channels come out with one variance, and what they had before cannot be told"
+            "channels get the same variance, from which the variances before the noise cannot be told"
         )
     return None
 
 
 def _stale(layer: _BatchNorm, link: Link, averaged: bool) -> str | None:
-    """Why the statistics of a layer are not those of training under the noise."""
+    """Why the statistics of a layer are not those of training with the noise; None if they are."""
     count = 0 if layer.num_batches_tracked is None else int(layer.num_batches_tracked)
     if count == 0:
         return (
@@ -132,7 +132,7 @@ def _stale(layer: _BatchNorm, link: Link, averaged: bool) -> str | None:
         return None
     if isinstance(link.noise, _RotationOutNd):
         return (
-            f"{link.source} mixes features, so that errors of the statistics grow when it is undone: give batches, "
+            f"{link.source} mixes features, so that undoing it amplifies errors of the statistics: give batches, "
             f"to average over; with momentum = {layer.momentum:g} they are those of the last batches only"
         )
     left = (1 - layer.momentum) ** count

@@ -27,10 +27,10 @@ _WEIGHT_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 class Coadaptation:
-    """The co-adaptation of features that come in batches, in one pass; memory for a (D, D) covariance in fp64.
+    """The co-adaptation of features that come in batches, in one pass, with memory for a (D, D) covariance in fp64.
 
-    Few rows make features look co-adapted: independent ones of n rows come out at about (D − 1)·√(2 / πn), not 0. Give
-    many more rows than features, and compare at equal numbers of rows.
+    Few rows make features look co-adapted: with n rows, independent features have co(x) of about (D − 1)·√(2 / πn), not
+    0. Give many more rows than features, and compare at equal numbers of rows.
 
     Args:
         dim: the feature axis; all others count samples. If not given it is 1 for maps, tensors of four or five
@@ -49,7 +49,7 @@ class Coadaptation:
 
     @property
     def rows(self) -> int:
-        """How many feature vectors were seen; positions of a map are such."""
+        """How many feature vectors were seen; each position of a map is one."""
         return self._seen.count
 
     @property
@@ -69,7 +69,7 @@ class Coadaptation:
         self._seen.update(x.detach().movedim(axis, -1).reshape(-1, x.size(axis)))
 
     def merge(self, other: Coadaptation) -> None:
-        """Take in what another one has seen, of another process for instance."""
+        """Add the rows that another one has seen, e.g. in another process."""
         self._seen.merge(other._seen)
 
     def __repr__(self) -> str:
@@ -105,26 +105,26 @@ def coadaptation_of(
     limit: int | None = None,
     show_progress: bool = True,
 ) -> dict[str, Coadaptation]:
-    """The co-adaptation of what layers of a model put out, in one run over some batches.
+    """The co-adaptation of the outputs of layers of a model, in one run over some batches.
 
-    Without gradients. Modes, running means and hooks of the model are afterwards as they were, also after an error, and
-    so are torch's random numbers.
+    It runs without gradients. Modes, running means and hooks of the model, and the state of torch's generators, are as
+    before afterwards, even after an error.
 
     Args:
         model: any.
-        batches: what the model is given: tensors, mappings of keyword arguments, or tuples and lists as data loaders
-            give them, of which the first one is taken. Tensors are moved to where the model is.
-        layers: types of modules or patterns of their names, all linear and convolutional ones if not given. If a layer
-            is called several times in a run, all of that counts. The outputs of recurrent modules are the sequences.
-        dim: the feature axis, for all layers or by their names. If not given it is where the type of a layer has it, or
-            as in `Coadaptation`.
-        train: the mode of the model meanwhile: False, features without noise; True, with it; None, as it is.
+        batches: inputs of the model: tensors, mappings of keyword arguments, or tuples and lists as from a data loader,
+            whose first entry is the input. Tensors are moved to the device of the model.
+        layers: types of modules or patterns of their names, all linear and convolutional ones if not given. All calls
+            of a layer in a run count. Of a recurrent module's output the sequence is taken.
+        dim: the feature axis, for all layers or by their names. If not given, it is the one that the type of a layer
+            implies, else as in `Coadaptation`.
+        train: the mode of the model in the run: False, features without noise; True, with it; None, as it is.
         forward: calls the model on a batch, ``lambda model, batch: model(batch["image"], batch["mask"])``.
         limit: the most batches to take.
         show_progress: a progress bar, on a terminal.
 
     Returns:
-        By the name of the layer what it showed; its `value` is co(x). A layer that was not called has no rows.
+        A `Coadaptation` for the name of each layer; its `value` is co(x). A layer that was not called has no rows.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
     >>> table = coadaptation_of(model, torch.randn(10, 32, 4), nn.ReLU)
@@ -150,7 +150,7 @@ def coadaptation_of(
         for handle in handles:
             handle.remove()
     if not any(seen.rows for seen in table.values()):
-        raise ValueError("none of the layers was called: the model does not use them")
+        raise ValueError("none of the layers was called: the model does not use them on these batches")
     return table
 
 
@@ -162,31 +162,31 @@ def coadaptation_factor(
     mean: Tensor | None = None,
     rows: int | None = None,
 ) -> float:
-    """co(x̃) / co(x), what a noise is predicted to leave of the co-adaptation (section 3.1).
+    """co(x̃) / co(x), the share of the co-adaptation that a noise is predicted to leave (section 3.1).
 
-    Without moments, for features about their mean: 1 − p for Dropout and all that multiplies features one by one, and
-    (1 − p) − p / (D − 1) for RotationOut. With them it is computed from label eq145; then a mean counts, if the noise
-    is about the origin. Of features that are not correlated nothing can be left: NaN.
+    For features with mean zero it is 1 − p for Dropout and all noises that multiply features one by one, and
+    (1 − p) − p / (D − 1) for RotationOut. Given a covariance it is computed from label eq145; a mean then matters if
+    the noise is about the origin. It is NaN for features without correlations.
 
     Args:
         noise: a noise layer or its law.
         features: D, for features with mean zero. This or ``covariance``.
         covariance: Σ, (D, D).
         mean: c, (D,); zero if not given.
-        rows: over how many rows a batch mean is taken, see `rotationout.analysis.total_moments`.
+        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
 
     >>> import rotationout as ro
     >>> coadaptation_factor(ro.noise("dropout", 0.25), 64), round(coadaptation_factor(ro.RotationOut(0.25), 64), 4)
     (0.75, 0.746)
     """
     if (features is None) == (covariance is None):
-        raise ValueError("give either features, for centred ones of any covariance, or their covariance")
+        raise ValueError("give either features, their number if they have mean zero, or their covariance")
     law = noise_law(noise)
     if covariance is None:
         if isinstance(features, bool) or not isinstance(features, int) or features < 2:
             raise ValueError(f"features must be an integer, at least 2, got {features!r}")
         if mean is not None:
-            raise ValueError("with a mean the factor depends on the covariance too: give it instead of features")
+            raise ValueError("with a mean the factor depends on the covariance too: give that instead of features")
         left = {"itself": 1.0, "others": abs(1 - law.lam / (features - 1)), "whole": 1 + law.lam}
         return left[law.source] / (1 + law.lam)
     c, sigma = check_moments(covariance.new_zeros(covariance.shape[:-1]) if mean is None else mean, covariance)
@@ -202,7 +202,7 @@ def _ratio(covariance: Tensor) -> Tensor:
 
 
 def _axis_of(module: nn.Module) -> int | None:
-    """The feature axis of what a module puts out, if its type tells."""
+    """The feature axis of the output of a module; None if its type does not tell."""
     dims = dims_of_module(module)
     return None if dims is None else -1 - dims
 
@@ -211,7 +211,7 @@ def _recorder(name: str, seen: Coadaptation) -> Callable[[nn.Module, Any, Any], 
     def record(module: nn.Module, args: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) and output else output
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise TypeError(f"layer {name!r} must put out a floating-point tensor, got {type(output).__name__}")
+            raise TypeError(f"layer {name!r} must return a floating-point tensor, got {type(output).__name__}")
         try:
             seen.update(tensor)
         except ValueError as error:

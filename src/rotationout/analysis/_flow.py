@@ -1,7 +1,8 @@
-"""Which noise reaches which normalisation layer, and through what: seen in a run of the model, operation by operation.
+"""Find out in a run of a model which noise reaches which normalisation layer, and through which operations.
 
-Names, types and order of registration do not tell what a model does; a run does. Every storage carries the noises whose
-output went into it, with the operations since. A BatchNorm layer ends that: what follows it is normalised anew.
+Names, types and order of registration do not tell what a model does; a run does. For every storage the watcher keeps
+the noises whose output went into it, and the operations since. It forgets them at a BatchNorm layer, whose output is
+normalised anew.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..registry import is_noise
 __all__ = ["Flow", "Link", "Paths", "acts", "disturbed", "is_norm", "noises_of", "observe", "passed"]
 
 Paths = dict[str, tuple[str, ...]]
-"""The noises that a value carries, by name, and the operations since, each once."""
+"""The noises in a value, by name, with the operations since, each once."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Link:
     """A noise and the normalisation layer, or the noise, that it reaches.
 
     Attributes:
-        source: the name of the noise; of one that is no module, the operation and where it is.
-        noise: the module, if it is one.
+        source: the name of the noise; if it is no module, the operation and the module that calls it.
+        noise: the noise, if it is a module.
         target: the name of the layer that it reaches.
         module: that layer.
-        between: the operations on the way; none if the one is straight before the other.
-        aligned: whether features of the noise are channels of the layer; None if that is not known.
+        between: the operations on the way; empty if the noise is straight before the layer.
+        aligned: whether the features of the noise are the channels of the layer; None if that is not known.
     """
 
     source: str
@@ -50,13 +51,14 @@ class Link:
 
 @dataclass
 class Flow:
-    """What was seen of a model.
+    """What a run of a model, or its code, shows.
 
     Attributes:
-        links: to BatchNorm layers all, to other layers and to noises those with nothing between; each once, in order.
-        shapes: of what each noise was given, by name.
-        calls: how often each module was called, by name; by the code of a model, of noises and normalisation only.
-        draws: random operations outside of noises, and the name of the module where.
+        links: each once, in order: all links to BatchNorm layers; to other layers and to noises only those with nothing
+            between.
+        shapes: the shapes of the inputs of each noise, by name.
+        calls: how often each module was called, by name; from the code only for noises and normalisation layers.
+        draws: random operations outside of noises, each with the name of the module that calls it.
         causal: modules that were called with ``is_causal=True``, as torch's transformers are, by name.
     """
 
@@ -67,18 +69,18 @@ class Flow:
     causal: dict[str, None] = field(default_factory=dict)
 
     def add(self, link: Link) -> None:
-        """Note a link."""
+        """Keep a link, if it is one of those that `links` describes."""
         if not link.between or isinstance(link.module, _BatchNorm):
             self.links[link] = None
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module divides features by a deviation that it takes from them, over a batch or over an example."""
+    """Whether a module divides features by their own deviation, over a batch or over an example."""
     return isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm)
 
 
 def noises_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The noises of a model by name, whatever was inserted among them."""
+    """The noises of a model by name, including everything that was inserted."""
     found = {}
     for name, module in model.named_modules():
         if is_noise(module):
@@ -89,20 +91,20 @@ def noises_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def acts(noise: nn.Module) -> bool:
-    """Whether a noise does anything in the mode that it is in."""
+    """Whether a noise is on: in training mode, and with a rate other than 0."""
     rate = getattr(noise, "p", getattr(noise, "drop_prob", 1.0))
     return noise.training and not (isinstance(rate, float | int) and rate == 0)
 
 
 def passed(given: Iterable[Paths], operation: str) -> Paths:
-    """What a value carries that an operation made of others."""
+    """The paths of the result of an operation on values with these paths."""
     return {
         source: path if operation in path else (*path, operation) for paths in given for source, path in paths.items()
     }
 
 
 def disturbed(name: str, noise: nn.Module, paths: Paths) -> Paths:
-    """What a value carries that a noise made of another; noise on weights is not straight before what follows."""
+    """The paths of the output of a noise; noise on weights does not count as straight before what follows."""
     kind = type(noise).__name__
     return {**passed([paths], kind), name: (kind,) if isinstance(noise, WeightDrop) else ()}
 
@@ -113,7 +115,7 @@ def observe(model: nn.Module, run: Callable[[], object], flow: Flow | None = Non
     Args:
         model: the model.
         run: calls it.
-        flow: where to note what is seen, for one who wants to know how far a run came that failed.
+        flow: where to record what is seen, so that the caller has it even if the run fails.
     """
     watcher = _Watcher(model, Flow() if flow is None else flow)
     try:
@@ -130,7 +132,7 @@ class _Watcher(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.flow = flow
         self.noises = noises_of(model)
-        self.carried: dict[int, tuple[torch.UntypedStorage, Paths]] = {}  # storages live, so that none is reused
+        self.carried: dict[int, tuple[torch.UntypedStorage, Paths]] = {}  # storages are kept: no address is reused
         self.layout: dict[str, tuple[int, int, int] | None] = {}
         self.stack: list[str] = []
         self.within = 0  # how deep inside noises
@@ -138,7 +140,7 @@ class _Watcher(TorchDispatchMode):
         self.handles = []
         for name, module in model.named_modules():
             enter, leave = self._hooks(name, module)
-            # After the hooks of noises before a module, and before those of noises after it.
+            # Run after the hooks of noises before a module, and before those of noises after it.
             self.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             self.handles.append(module.register_forward_hook(leave, prepend=True))
 
@@ -150,7 +152,7 @@ class _Watcher(TorchDispatchMode):
         if self.within or any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
             return output  # a view is in the same storage
         operation = func.overloadpacket.__name__.rstrip("_")
-        if operation == "_to_copy" and output.stride() == args[0].stride():  # another precision, as autocast has it
+        if operation == "_to_copy" and output.stride() == args[0].stride():  # a cast, e.g. by autocast
             self._carry(output, self._paths(args[0]))
             return output
         paths = passed(map(self._paths, _tensors((args, kwargs))), operation)
@@ -231,7 +233,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _feature_layout(noise: nn.Module, output: Any) -> tuple[int, int, int] | None:
-    """Elements, features, and stride of the features (0 if there is only one) in what a noise gives."""
+    """The number of elements and features of a noise's output, and the stride of the features (0 if there is one)."""
     if not isinstance(noise, CentredNoise) or not isinstance(output, Tensor):
         return None
     axis, _ = noise._axes(output)
@@ -239,7 +241,7 @@ def _feature_layout(noise: nn.Module, output: Any) -> tuple[int, int, int] | Non
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation draws random numbers; attention and recurrent ones do so only if they are to drop."""
+    """Whether an operation draws random numbers; attention and recurrent operations only do with dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs

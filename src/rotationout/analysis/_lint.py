@@ -1,4 +1,4 @@
-"""What is probably not meant in how noise sits in a model: `lint`.
+"""`lint`: find noise in a model that is probably not placed as intended.
 
 Each rule is a function of `rotationout.analysis._rules` whose docstring is the explanation: ``RULES[name].__doc__``.
 """
@@ -19,12 +19,12 @@ __all__ = ["RULES", "Finding", "Findings", "lint"]
 
 
 class Finding(NamedTuple):
-    """Something that is probably not meant.
+    """Something about a model that is probably not intended.
 
     Attributes:
         layer: the name of the module; empty for the model itself.
         rule: the name of the rule; ``RULES[rule].__doc__`` explains it.
-        message: what is found, and what to do.
+        message: what was found, and what to do about it.
 
     >>> print(Finding("drop", "too-strong", "p = 1 drops everything; use a smaller one"))
     drop: p = 1 drops everything; use a smaller one [too-strong]
@@ -50,18 +50,18 @@ class Findings(list[Finding]):
 
 
 def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
-    """Look for noise that is placed where it does harm, does nothing, or does something else than it says.
+    """Look for noise that does harm where it is placed, does nothing, or does something else than intended.
 
     The model is not changed: it is run on copies of its buffers, and modes and random numbers are put back.
 
     Args:
         model: in any mode.
         example_inputs: what the model takes in training, for a run in each mode without gradients: a tensor, a tuple
-            of arguments, or a mapping of keyword arguments; on the model's device. Without it the code of the model is
-            read by torch.fx, where that can be done, and rules that need shapes are silent.
+            of arguments, or a mapping of keyword arguments; on the model's device. Without it torch.fx traces the
+            model, if it can, and rules that need shapes are skipped.
 
     Returns:
-        The findings, in order of the rules; ``print`` them. A finding ``not-checked`` says what could not be looked at.
+        The findings, in order of the rules; ``print`` them. A finding ``not-checked`` says what could not be checked.
 
     >>> print(lint(nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))))
     1: straight before the BatchNorm1d 2, which records the variance of noisy features and divides clean ones by it;
@@ -81,8 +81,8 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
                 observe(model, lambda: call(model, example_inputs), flow)
                 seen = watch(model, example_inputs, noises.values())
         except UntraceableError as error:
-            problem = Finding("", "not-checked", f"what is before and after what is not known: {error}")
-        except Exception as error:  # the model's own; where it comes from is in the message
+            problem = Finding("", "not-checked", f"the order of the layers is not known: {error}")
+        except Exception as error:  # an error of the model itself; the message says so
             kind = type(error).__name__
             problem = Finding("", "not-checked", f"a run of the model on example_inputs ended in a {kind}: {error}")
     view = View(model, noises, reached, flow, seen, ran=example_inputs is not None and problem is None)

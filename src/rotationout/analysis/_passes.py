@@ -1,4 +1,4 @@
-"""Passes of data through a model that leave the model, its modes and torch's random numbers as they were."""
+"""Run data through a model and leave the model, its modes and torch's generators as they were."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 Forward = Callable[[nn.Module, Any], Any]
-"""How a model is called with a batch."""
+"""A function that calls a model with a batch."""
 
 
 def check_model(model: nn.Module) -> None:
-    """A model that can be run and watched: its code is open, and its lazy parts are there."""
+    """Raise an error if a model cannot be watched, because it is scripted, or not run because a part is still lazy."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -46,7 +46,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers of a model by name, SyncBatchNorm among them; at least one."""
+    """The BatchNorm layers of a model by name, including SyncBatchNorm; a ValueError if there are none."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     if not found:
         raise ValueError("the model has no BatchNorm layer (torch.nn.BatchNorm1d, 2d, 3d or SyncBatchNorm)")
@@ -54,27 +54,27 @@ def batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def frozen(model: nn.Module) -> set[_BatchNorm]:
-    """The BatchNorm layers that are in testing mode while the model is in training: they are meant to stay so."""
+    """The BatchNorm layers in testing mode of a model in training mode: these are frozen on purpose."""
     if not model.training:
         return set()
     return {module for module in model.modules() if isinstance(module, _BatchNorm) and not module.training}
 
 
 def set_mode(model: nn.Module, training: bool, kept: set[_BatchNorm]) -> None:
-    """``model.train(training)``, but for layers that are `frozen`."""
+    """``model.train(training)``, except that the layers ``kept`` stay in testing mode."""
     model.train(training)
     for layer in kept:
         layer.training = False
 
 
 def check_batches(batches: Iterable[Any]) -> None:
-    """Batches that can be gone through more than once."""
+    """Raise a TypeError unless ``batches`` can be iterated more than once."""
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise TypeError(
             "batches must be an iterable of batches, a DataLoader or a list of tensors, got "
             f"{type(batches).__name__}; for a single batch pass [batch]"
         )
-    if isinstance(batches, Iterator):  # by its methods: to ask a DataLoader for one would draw random numbers
+    if isinstance(batches, Iterator):  # not iter(batches) is batches: iter of a DataLoader draws random numbers
         raise TypeError(
             f"batches is a {type(batches).__name__}, which can be gone through only once; pass the DataLoader itself, "
             "or list(batches)"
@@ -82,24 +82,24 @@ def check_batches(batches: Iterable[Any]) -> None:
 
 
 def check_limit(limit: int | None) -> None:
-    """A number of batches, if there is one."""
+    """Raise a ValueError unless ``limit`` is a positive integer or None."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(f"limit, the most batches, must be a positive integer or None, got {limit!r}")
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model takes its input."""
+    """The device of a model, the CPU if it has no tensors."""
     return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 @contextmanager
 def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[], None]]:
-    """Whatever is run inside: afterwards the model and torch's random numbers are as they were, errors or not.
+    """A context after which the model and torch's generators are as they were before, even after an error.
 
-    Modes are put back. Buffers (running statistics, running means of noises, …) are copies inside, so the originals are
-    never written to, and an autograd graph from before stays valid. The generators of the CPU and of the model's CUDA
-    devices are put back, if ``random``. Gradients are off, and compiled parts run as plain Python, so that hooks are
-    seen.
+    Modes are put back. Inside, buffers (running statistics, running means of noises, …) are copies, so the originals
+    are never written to, and an autograd graph from before stays valid. With ``random`` the generators of the CPU and
+    of the model's CUDA devices are put back. Gradients are off, and compiled parts run as plain Python, so that hooks
+    run.
 
     Yields:
         A function that sets the buffers back at once.
@@ -124,7 +124,7 @@ def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[],
         try:
             for module in modules:
                 for name, buffer in module._buffers.items():
-                    if buffer is not None:  # a buffer of two modules stays one
+                    if buffer is not None:  # a buffer that two modules share stays shared
                         module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
             yield set_back
         finally:
@@ -142,10 +142,10 @@ def run(
     limit: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> int:
-    """Call a model with every batch, in whatever mode it is; the number of batches, at least one.
+    """Call a model, in its current mode, with every batch; return the number of batches, at least one.
 
-    To be called inside `untouched`: then every pass sees the same batches, shuffling and augmentation included, as far
-    as they draw from torch's generators, whatever the model itself draws.
+    Call it inside `untouched`: then every pass sees the same batches, whatever the model itself draws, as far as
+    shuffling and augmentation draw from torch's generators.
     """
     device = device_of(model)
     done = 0
@@ -170,7 +170,7 @@ def call(model: nn.Module, batch: Any, device: torch.device, forward: Forward | 
 
 @contextmanager
 def progress(text: str, total: int | None, show: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, if rich is there; otherwise nothing. Gives the function that moves it on."""
+    """A progress bar on a terminal, if rich is installed. Yields the function that advances it."""
     if not show or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -186,16 +186,16 @@ def progress(text: str, total: int | None, show: bool) -> Iterator[Callable[[], 
 
 
 def count(batches: Iterable[Any], limit: int | None) -> int | None:
-    """How many batches there will be, if that is known."""
+    """The number of batches; None if it is not known."""
     try:
         length = len(batches)  # type: ignore[arg-type]
-    except TypeError:  # a loader of an iterable dataset has none
+    except TypeError:  # a loader of an iterable dataset has no length
         return limit
     return length if limit is None else min(length, limit)
 
 
 def _each(batches: Iterable[Any], limit: int | None, devices: list[torch.device]) -> Iterator[Any]:
-    """The batches, with random numbers of their own: those that the model draws in between do not change them."""
+    """The batches, drawn from a random state of their own, which the model's draws in between do not change."""
     data = _random_state(devices)
     seed = int(torch.randint(2**62, ()))
     torch.default_generator.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""The rules of `rotationout.analysis.lint`: each a function from what is known of a model to (layer, message).
+"""The rules of `rotationout.analysis.lint`: each is a function from a `View` of a model to pairs (layer, message).
 
-To add one, write a function with the decorator `rule`; its name with hyphens is that of the rule, and its docstring the
-explanation. A rule must be right where it speaks, and silent where it cannot know.
+To add a rule, write a function with the decorator `rule`: its name, with hyphens, names the rule, and its docstring
+explains it. A rule must yield nothing where it cannot be sure.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class View:
         model: the model.
         noises: its noises by name.
         reached: whether ``model.train()`` puts each in training mode.
-        flow: what reaches what, empty if that is not known.
-        seen: what the neighbours of each noise say, if the model was run.
-        ran: whether the model was run, to its end.
+        flow: which noise reaches what; empty if that is not known.
+        seen: what the neighbours of each noise tell, if the model was run.
+        ran: whether the model was run to its end.
     """
 
     model: nn.Module
@@ -63,7 +63,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(function: Rule) -> Rule:
-    """Make a function a rule."""
+    """Register a function as a rule."""
     RULES[function.__name__.replace("_", "-")] = function
     return function
 
@@ -72,9 +72,9 @@ def rule(function: Rule) -> Rule:
 def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
     """Noise straight before a normalisation layer.
 
-    In training the layer divides by the deviation of noisy features, on the whole larger by √(1 + λ) or more. BatchNorm
-    records that and uses it for clean features (section 3.2). LayerNorm and its like take the deviation of what they
-    get, so what is left of the features themselves is smaller in training than in testing.
+    In training the layer divides by the deviation of noisy features, larger by √(1 + λ) or more on the whole. BatchNorm
+    records it and uses it for clean features (section 3.2). LayerNorm and its like divide by the deviation of their
+    input, so the features themselves come out smaller in training than in testing.
     """
     for link in view.flow.links:
         if link.noise is None or link.between or not is_norm(link.module):
@@ -98,8 +98,8 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
 def double_noise(view: View) -> Iterator[tuple[str, str]]:
     """A noise straight after another, as Dropout after a rotation.
 
-    Their strengths add up to more than either says: 1 + λ is the product (1 + λ₁)(1 + λ₂). Noise on weights, on whole
-    branches and on images is another thing.
+    Together they are stronger than either: 1 + λ is the product (1 + λ₁)(1 + λ₂). Noise on weights, on whole branches
+    and on images does not count.
     """
     for link in view.flow.links:
         if link.noise is not None and not link.between and _on_features(link.noise) and _on_features(link.module):
@@ -110,8 +110,8 @@ def double_noise(view: View) -> Iterator[tuple[str, str]]:
 def block_larger_than_map(view: View) -> Iterator[tuple[str, str]]:
     """Blocks that are larger than the map they are laid on.
 
-    They are clipped to it: the noise then covers a whole axis of the map, or nothing. (DropBlock of torchvision refuses
-    it if the size to which it is clipped is even.)
+    They are clipped to it: the noise then covers a whole axis of the map, or nothing. (torchvision's DropBlock raises
+    an error if the clipped size is even.)
     """
     for name, noise in view.noises.items():
         block, dims = getattr(noise, "block_size", None), dims_of_noise(noise)
@@ -126,8 +126,8 @@ def block_larger_than_map(view: View) -> Iterator[tuple[str, str]]:
 def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
     """Noise about a batch mean that was given a single example.
 
-    On vectors that is an error in training. On maps and sequences the mean is that of one example, which is not
-    the mean of the features: what all positions of it have in common is left without noise.
+    On vectors that is an error in training. On maps and sequences the mean is that of one example instead of that of
+    the features: the part that all its positions have in common gets no noise.
     """
     for name, noise, shape, (_, examples) in _about_batch_mean(view):
         unbatched = examples is None and isinstance(noise, _RotationOutMaps)  # (T, C) may be the rows of packed ones
@@ -139,7 +139,7 @@ def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
 def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
     """Noise about a batch mean on sequences of a model in which a step must not see later ones.
 
-    The mean is over the time steps too, so in training every step has a part of those to come in it.
+    The mean is over the time steps too, so in training every step contains a part of later ones.
     """
     by_type = (name for name, module in view.model.named_modules() if _causal(module))
     causal = next(itertools.chain(by_type, view.flow.causal), None)
@@ -160,10 +160,10 @@ def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def too_strong(view: View) -> Iterator[tuple[str, str]]:
-    """A strength at which a noise does another thing than it is meant to do.
+    """A strength at which a noise no longer does what it is meant to do.
 
-    Dropout with p = 1 drops everything. Uout above p = 0.25 (β > 1) turns the signs of features. A rotation with
-    λ > D − 1 does not reduce the correlations of D features but turns their sign (label eq15).
+    Dropout with p = 1 drops everything. Uout above p = 0.25 (β > 1) flips the signs of features. A rotation with
+    λ > D − 1 flips the sign of the correlations of D features instead of reducing them (label eq15).
     """
     for name, noise in view.noises.items():
         rate = getattr(noise, "p", None)
@@ -173,7 +173,7 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
             yield name, f"p = {rate:g} drops everything; use a smaller one"
         elif isinstance(noise, Uout) and rate > 0.25:
             beta = strength.from_lam("uout", strength.to_lam("dropout", rate))
-            yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which turns the signs of features; use at most p = 0.25"
+            yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which flips the signs of features; use at most p = 0.25"
         elif isinstance(noise, _RotationOutNd):
             lam = strength.to_lam("dropout", rate)
             given = {shape: _axes(noise, shape) for shape in view.flow.shapes.get(name, [])}
@@ -181,8 +181,8 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
             for features in sorted(size for size in sizes if 0 < size - 1 < lam):
                 yield (
                     name,
-                    f"λ = {lam:.3g} is more than D − 1 = {features - 1}: correlations of features are turned, not "
-                    "reduced; use a smaller p",
+                    f"λ = {lam:.3g} is more than D − 1 = {features - 1}: it flips the sign of the features' "
+                    "correlations instead of reducing them; use a smaller p",
                 )
 
 
@@ -190,18 +190,18 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
 def never_in_training(view: View) -> Iterator[tuple[str, str]]:
     """A noise that stays in testing mode when the model is put in training mode: it never acts.
 
-    So it is with a ``train`` of one's own that keeps a part of the model in testing mode.
+    That happens if the model overrides ``train`` to keep a part of itself in testing mode.
     """
     for name, reached in view.reached.items():
         if not reached:
-            yield name, "model.train() leaves it in testing mode, so it never acts; take it away or mend train()"
+            yield name, "model.train() leaves it in testing mode, so it never acts; remove it or fix train()"
 
 
 @rule
 def detached(view: View) -> Iterator[tuple[str, str]]:
-    """A noise that was inserted and whose hook is gone, so it never acts.
+    """A noise that was inserted and has lost its hook, so it never acts.
 
-    SyncBatchNorm.convert_sync_batchnorm does that, as it rebuilds modules.
+    SyncBatchNorm.convert_sync_batchnorm causes that, as it rebuilds modules.
     """
     for name, module in view.model.named_modules():
         if isinstance(module, Slot) and not module.attached:
@@ -235,23 +235,23 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def other_axis(view: View) -> Iterator[tuple[str, str]]:
-    """A noise that takes another axis for that of features than its neighbours do.
+    """A noise with its features on another axis than its neighbours.
 
-    RotationOut and, by default, CentredDropout have features on the last axis, which on maps is their width.
+    RotationOut and, by default, CentredDropout take features on the last axis, which on maps is the width.
     """
     for name, noise in view.noises.items():
         dims = -1 - cast(Any, noise).dim if takes_axis(noise) and cast(Any, noise).dim < 0 else dims_of_noise(noise)
         around = view.seen[noise].dims if noise in view.seen else set()
         if dims is not None and len(around) == 1 and dims not in around:
             there = "on the last axis" if around == {0} else f"before {next(iter(around))} axes of positions"
-            yield name, f"takes features to be elsewhere: its neighbours have them {there}; see dim, or use 1d, 2d, 3d"
+            yield name, f"looks for features elsewhere: its neighbours have them {there}; see dim, or use 1d, 2d, 3d"
 
 
 @rule
 def rotation_on_attention(view: View) -> Iterator[tuple[str, str]]:
     """A rotation of attention weights, or of values that are not negative and sum to one like them.
 
-    They are a distribution over positions and not features: turned, they are negative in part.
+    They are a distribution over positions, not features: after a rotation some of them are negative.
     """
     for name, noise in view.noises.items():
         if isinstance(noise, _RotationOutNd) and noise in view.seen and view.seen[noise].attention:
@@ -272,16 +272,16 @@ def shared_batchnorm(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def batchnorm_statistics(view: View) -> Iterator[tuple[str, str]]:
-    """BatchNorm whose testing mode does not use statistics of the model as it is.
+    """BatchNorm whose testing mode does not use statistics of the trained model.
 
     With ``momentum=None`` they are an average over all of training, early weights included; with ``momentum=0`` they
-    never change; with ``track_running_stats=False`` there are none, and an answer depends on the rest of its batch.
+    never change; with ``track_running_stats=False`` there are none, and an output depends on the rest of its batch.
     """
     for name, module in view.model.named_modules():
         if not isinstance(module, _BatchNorm):
             continue
         if module.running_var is None:
-            yield name, "keeps no running statistics: in testing an answer depends on the rest of its batch"
+            yield name, "keeps no running statistics: in testing an output depends on the rest of its batch"
         elif module.momentum is None:
             yield (
                 name,
@@ -292,11 +292,11 @@ def batchnorm_statistics(view: View) -> Iterator[tuple[str, str]]:
 
 
 Axes = tuple[int, int | None]
-"""That of features, and that of examples."""
+"""The feature axis and the axis of examples."""
 
 
 def _about_batch_mean(view: View) -> Iterator[tuple[str, CentredNoise, tuple[int, ...], Axes]]:
-    """Noises about a batch mean, with each shape that they were given and took, and its axes."""
+    """Noises about a batch mean, with each shape of input that they accept, and its axes."""
     for name, noise in view.noises.items():
         if isinstance(noise, CentredNoise) and noise.center == "batch":
             for shape in dict.fromkeys(view.flow.shapes.get(name, [])):
@@ -306,7 +306,7 @@ def _about_batch_mean(view: View) -> Iterator[tuple[str, CentredNoise, tuple[int
 
 
 def _axes(noise: CentredNoise, shape: tuple[int, ...]) -> Axes | None:
-    """Where a noise has features and examples in what it was given; None where it refused that, as the run tells."""
+    """The axes of features and examples in an input of this shape; None if the noise refuses it."""
     try:
         return noise._axes(torch.empty(shape, device="meta"))
     except (ValueError, IndexError):

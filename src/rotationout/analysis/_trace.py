@@ -1,7 +1,7 @@
-"""The same as `_flow` without a run: from the graph that torch.fx reads off the code of a model.
+"""The `Flow` of a model without a run: from the graph that torch.fx traces.
 
-It knows no shapes, so what is between a noise and a layer may only be named, and only some layouts are certain. Noises
-that hooks place do not show in such a graph; they are taken from their slots.
+That graph has no shapes, so operations between a noise and a layer are known by name only, and only some layouts are
+certain. Inserted noises are hooks, which do not show in the graph; they are read from their slots.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
 
 
 class UntraceableError(ValueError):
-    """The code of a model depends on its input: only a run tells what it does."""
+    """torch.fx cannot trace a model; a run on example inputs is needed instead."""
 
 
 def trace(model: nn.Module) -> Flow:
-    """What reaches what by the code of a model, in whatever mode it is; inside `_passes.untouched`."""
+    """The `Flow` of a model in its current mode, read off its code; call this inside `_passes.untouched`."""
     noises = noises_of(model)
     tracer = _Tracer(set(noises.values()))
     try:
         graph = tracer.trace(model)
-    except Exception as error:  # whatever the code of a model does with what is no tensor
+    except Exception as error:  # the code of a model may do anything with a proxy
         raise UntraceableError(
             f"torch.fx cannot follow the code of {type(model).__name__} ({type(error).__name__}: {error}); give "
             "example_inputs, for a run of the model"
@@ -46,7 +46,7 @@ def trace(model: nn.Module) -> Flow:
 
 
 class _Tracer(fx.Tracer):
-    """Follows the code down to noises, normalisation and the layers of torch."""
+    """Traces the code down to noises, normalisation and the layers of torch."""
 
     def __init__(self, noises: set[nn.Module]) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class _Reader:
         for node in graph.nodes:
             if self._writes(node) and any(order[user] > order[node] for user in node.all_input_nodes[0].users):
                 raise UntraceableError(
-                    f"{node.target} changes a tensor in place that goes on under the name it had; give example_inputs, "
-                    "for a run of the model"
+                    f"{node.target} changes a tensor in place that is used again later; give example_inputs, for a "
+                    "run of the model"
                 )
             paths = self._merged([carried[given] for given in node.all_input_nodes])
             carried[node] = self._module(node, paths) if node.op == "call_module" else self._function(node, paths)
@@ -139,9 +139,9 @@ class _Reader:
 
 
 def _aligned(noise: nn.Module, layer: nn.Module, moved: int | None) -> bool | None:
-    """Whether a noise straight before a BatchNorm layer has its features there, if the types of the two tell.
+    """Whether the features of a noise are the channels of the BatchNorm layer after it; None if the types do not tell.
 
-    ``moved`` is the axis that a slot hands to the noise as that of features, if it does.
+    ``moved`` is the axis that the slot of the noise moves to its feature axis, if any.
     """
     if not isinstance(noise, CentredNoise) or not isinstance(layer, _BatchNorm):
         return None

@@ -9,10 +9,10 @@ __all__ = ["MomentAccumulator"]
 
 
 class MomentAccumulator:
-    """The mean and covariance of rows that come in batches, in fp64 and one pass, and how sure they are.
+    """The mean and covariance of rows that come in batches, with their standard errors, in fp64 and one pass.
 
-    Sums of products about the mean are kept and moved to the new mean whenever batches meet (Chan, Golub and LeVeque
-    1979; for higher powers Pébay 2008), so nothing cancels however far the mean is from zero.
+    Sums of products are kept about the mean, and moved to the new mean whenever a batch is added (Chan, Golub and
+    LeVeque 1979; for higher powers Pébay 2008), so that no digits cancel however far the mean is from zero.
 
     Args:
         covariance: keep the (D, D) covariance; otherwise the variances alone, D numbers.
@@ -34,7 +34,7 @@ class MomentAccumulator:
         self._sums: tuple[Tensor, ...] = ()  # Σ dᵢdⱼ, and for errors Σ dᵢ²dⱼ and Σ dᵢ²dⱼ²; i = j without covariance
 
     def update(self, rows: Tensor) -> None:
-        """Take in a batch (n, D)."""
+        """Add a batch of rows, (n, D)."""
         if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.is_complex():
             got = f"{rows.dtype} of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise TypeError(f"rows must be a real tensor (n, D), got {got}")
@@ -50,7 +50,7 @@ class MomentAccumulator:
         self.merge(part)
 
     def merge(self, other: MomentAccumulator) -> None:
-        """Take in what another one has seen, of another process for instance."""
+        """Add the rows that another one has seen, e.g. in another process."""
         if (self._full, self._errors) != (other._full, other._errors):
             raise ValueError("accumulators must be built with the same covariance and errors to be merged")
         if other.count == 0:

@@ -1,13 +1,13 @@
 """BatchNorm of small batches (appendix B): how training and test mode differ, for any batch size and distribution.
 
-One of B independent values x₁, …, x_B is fixed at x, the others are random. In training BatchNorm (ε = 0) makes of it
+One of B independent values x₁, …, x_B is fixed at x, the others are random. In training BatchNorm (ε = 0) maps x to
 
     f_Train(x, B) = (x − μ_B) / σ_B = √((B − 1) / B) · (x − μ) / √(σ² + (x − μ)² / B),
 
-with μ and σ² (biased) those of the *others* (label dif): the leave-one-out identity, `leave_one_out`. Its mean and its
-variance over them are f_Expect and f_Var; the prefactor of the latter is (B − 1) / B, printed with a root. In test mode
-it makes f_Test(x, B) = (x − E[x]) / √Var[x], the same for every B: for the printed E[σ_B] read √E[σ_B²], which is what
-the running variance estimates.
+with μ and σ² the mean and (biased) variance of the *others* (label dif): the leave-one-out identity, `leave_one_out`.
+f_Expect and f_Var are the mean and the variance of f_Train over the others; the prefactor of f_Var is (B − 1) / B,
+where the paper prints its root. In test mode BatchNorm maps x to f_Test(x, B) = (x − E[x]) / √Var[x], the same for
+every B: the printed E[σ_B] should be √E[σ_B²], which the running variance estimates.
 
 For Gaussian values the moments are computed by quadrature, for real B too (`rotationout.nn.norm.expectation` has the
 integrals). For others they are Monte-Carlo estimates with their standard errors, drawn from torch's global generator.
@@ -133,11 +133,11 @@ def moments(x: Tensor, batch_size: float, distribution: Source = "gaussian", *, 
     """f_Expect and f_Var of appendix B.
 
     Args:
-        x: the value that is fixed, any shape, on the scale of the distribution. All of them see the same batches, so
-            that errors at different x are correlated.
+        x: the fixed values, of any shape, on the scale of the distribution. All see the same batches, so that errors at
+            different x are correlated.
         batch_size: B, at least 2; a whole number unless the distribution is Gaussian.
-        distribution: of the other values, one of `DISTRIBUTIONS` by name; a `Distribution`; one of torch's; or a tensor
-            of data, of which they are drawn with replacement.
+        distribution: that of the other values: a name of `DISTRIBUTIONS`; a `Distribution`; one of torch's; or a tensor
+            of data, from which they are drawn with replacement.
         samples: how many batches are drawn.
 
     >>> value, error = moments(torch.tensor([1.0]), 8, "uniform", samples=1000).expect
@@ -166,11 +166,11 @@ def moments(x: Tensor, batch_size: float, distribution: Source = "gaussian", *, 
 def equivalent_drop_rate(
     batch_size: float, distribution: Source = "gaussian", *, samples: int = 10 * SAMPLES
 ) -> Estimate:
-    """The drop rate p of the (centred) Dropout whose share of noise in the variance is BatchNorm's: p = E[f_Var].
+    """The drop rate p of the (centred) Dropout with the same share of noise in the variance: p = E[f_Var].
 
-    Of Var[f_Train] = 1 the part E[f_Var] is noise and the rest, Var[f_Expect], signal. Dropout turns a variance v into
-    v / (1 − p), of which a share p is noise. Two batches that share one value differ by noise alone, so half their mean
-    square difference is E[f_Var].
+    Var[f_Train] = 1 is the sum of noise, E[f_Var], and signal, Var[f_Expect]. Dropout turns a variance v into
+    v / (1 − p), of which a share p is noise. For other than Gaussian values two batches are drawn that share one value:
+    its outputs differ by noise alone, so half their mean square difference is E[f_Var].
 
     >>> [round(float(equivalent_drop_rate(size).value), 3) for size in (4, 8, 16)]
     [0.338, 0.173, 0.089]
@@ -213,10 +213,10 @@ def cross_norm_factor(batch_size: float) -> float:
 
 
 def effective_batch_size(x: Tensor, batch_size: float) -> Tensor:
-    """How many independent values make a mean as precise as ``batch_size`` maps do, for every channel.
+    """How many independent values would give a mean as precise as that of ``batch_size`` maps, for every channel.
 
-    That is B·Var[x] / Var[mean of a map], between B and B·H·W where positions correlate positively; what
-    ``batch_size`` of `rotationout.nn.PolyBatchNorm2d` asks for.
+    It is B·Var[x] / Var[mean of a map], between B and B·H·W where positions correlate positively. Give it to
+    `rotationout.nn.PolyBatchNorm2d` as ``batch_size``.
 
     Args:
         x: features (N, C, …) of many examples.

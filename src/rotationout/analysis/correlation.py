@@ -22,9 +22,9 @@ class PairwiseCorrelation:
 
         cor(x̃ᵢ, x̃ⱼ) = (Σᵢⱼ + Cᵢⱼ) / √((Σᵢᵢ + Vᵢ)·(Σⱼⱼ + Vⱼ))
 
-    All noise adds variance V, which makes correlations smaller. The noise of a rotation comes from the other features
-    and adds a covariance C of the opposite sign, the paper's inhibition. It is signed here: where C is larger than Σᵢⱼ,
-    as features with a mean may have it about the origin, the correlation changes its sign.
+    Every noise adds variance V, which makes correlations smaller. A rotation takes the noise of a feature from the
+    others and so adds a covariance C of the opposite sign, the paper's inhibition. Signs are kept here: where C is
+    larger than Σᵢⱼ, as may be for features with a mean and noise about the origin, the correlation changes its sign.
 
     Attributes:
         covariance: Σ, (…, D, D).
@@ -48,7 +48,7 @@ class PairwiseCorrelation:
 
     @property
     def by_variance(self) -> Tensor:
-        """What the added variance alone would make of it."""
+        """The correlation with the added variance V alone, without C."""
         return Moments(self.added_variance, self.covariance + torch.diag_embed(self.added_variance)).correlation
 
     @property
@@ -67,7 +67,7 @@ def pairwise_correlation(
         noise: a noise layer or its law.
         covariance: Σ, (…, D, D).
         mean: c, (…, D); zero if not given.
-        rows: over how many rows a batch mean is taken, see `rotationout.analysis.total_moments`.
+        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
 
     >>> import rotationout as ro
     >>> sigma = torch.tensor([[1.0, 0.5, 0.5], [0.5, 1.0, 0.5], [0.5, 0.5, 1.0]])
@@ -97,9 +97,8 @@ def dropout_rotation(x: Tensor, p: float, *, dim: int = -1) -> Turn:
     """How far Dropout itself turns a vector: the moments of cos²θ, θ between x and Dropout(x) (section 2.2).
 
     With a mask b of zeros and ones cos²θ = Σ bᵢxᵢ² / Σ xᵢ². So its mean is exactly the keep rate 1 − p, for every x,
-    and its variance p·(1 − p)·Σ xᵢ⁴ / (Σ xᵢ²)²: "cos²θ ≈ keep rate" holds for a single draw if many features have a
-    part in the vector. A vector that is dropped altogether counts as a right angle. NaN for x = 0, which has no
-    direction.
+    and its variance p·(1 − p)·Σ xᵢ⁴ / (Σ xᵢ²)²: "cos²θ ≈ keep rate" holds for a single draw if many features contribute
+    to the vector. A vector that is dropped altogether counts as a right angle. NaN for x = 0, which has no direction.
 
     Args:
         x: vectors.

@@ -1,4 +1,4 @@
-"""Distributions of single numbers: by name, torch's, or of data."""
+"""Distributions of single values for appendix B: by name, one of torch's, or that of data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Distribution:
         mean: E[x].
         std: √Var[x].
         sample: draws a tensor of the given shape, in fp64.
-        gaussian: whether it is Gaussian, so that nothing need be drawn.
+        gaussian: whether it is Gaussian; moments are then computed without sampling.
 
     >>> coin = Distribution(0.5, 0.5, lambda shape: torch.randint(2, shape).double())
     >>> coin.sample((3, 2)).shape
@@ -43,7 +43,7 @@ class Distribution:
 
 
 def _power(k: int) -> Distribution:
-    """Of y^k, with y uniform on [0, 1]."""
+    """The distribution of y^k, with y uniform on [0, 1]."""
     mean = 1 / (k + 1)
     std = math.sqrt(1 / (2 * k + 1) - mean**2)
     return Distribution(mean, std, lambda shape: torch.rand(shape, dtype=torch.float64) ** k)
@@ -60,14 +60,14 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "uniform-cube": _power(3),
     "laplace": Distribution(0.0, math.sqrt(2), _laplace),
 }
-"""The five of appendix B. (Not all are sub-Gaussian, as it says: Laplace's tails are heavier.)"""
+"""The five distributions of appendix B. (It calls all of them sub-Gaussian; Laplace's tails are heavier.)"""
 
 Source = str | Distribution | torch.distributions.Distribution | Tensor
-"""A distribution by name, one of ours or torch's, or data of which values are drawn with replacement."""
+"""A name of `DISTRIBUTIONS`, a `Distribution`, one of torch's, or data to draw values from with replacement."""
 
 
 def as_distribution(source: Source) -> Distribution:
-    """A distribution by its name, of torch's, or of data, as one of ours.
+    """Convert a name, one of torch's distributions, or data to a `Distribution`.
 
     >>> round(as_distribution("uniform").std, 4), as_distribution(torch.tensor([1.0, 3.0])).mean
     (0.2887, 2.0)

@@ -1,4 +1,4 @@
-"""Moments by Monte Carlo, of any module: one pass, in memory that does not grow with the samples, with error bars."""
+"""The moments of the output of any module by Monte Carlo, with standard errors, in memory that does not grow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .moments import Moments
 __all__ = ["MomentEstimate", "estimate_moments"]
 
 _CHUNK = 64
-"""Outputs that are summed in one go; enough to make good use of a matrix product."""
+"""How many outputs are added at once: enough for an efficient matrix product."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,10 @@ class MomentEstimate:
     covariance_error: Tensor | None = None
 
     def deviations(self, moments: Moments) -> tuple[Tensor, Tensor]:
-        """How many standard errors the mean and the covariance are from predicted ones, such as `conditional_moments`.
+        """How many standard errors the mean and the covariance are from predicted ones, e.g. `conditional_moments`.
 
-        What does not vary has no error: there the deviation is zero if it is as predicted to 1e-6 of the largest value,
-        else infinite.
+        Where the error is zero, as nothing varies, the deviation is zero if the prediction holds to 1e-6 of the largest
+        value, else infinite.
         """
         if self.covariance is None or self.covariance_error is None:
             raise ValueError("the covariance was not estimated; ask for it with covariance=True")
@@ -70,20 +70,21 @@ def estimate_moments(
     train: bool | None = True,
     output: Callable[[Any], Tensor] | None = None,
 ) -> MomentEstimate:
-    """The moments of what a module makes of a given input, by Monte Carlo, with standard errors.
+    """The moments of the output of a module for a given input, by Monte Carlo, with standard errors.
 
-    Every call sees the module as it is now: buffers such as running means are put back after each of them. Repeatable
-    by ``torch.manual_seed``; without gradients; memory does not grow with ``samples``.
+    Every call sees the module as it is now: buffers such as running means are put back after each. It runs without
+    gradients, is repeatable by ``torch.manual_seed``, and its memory does not grow with ``samples``.
 
     Args:
-        module: any, in train mode meanwhile.
+        module: any module.
         x: its input, a tensor or a tuple of arguments.
         samples: how many outputs to draw, at least 2.
-        vectorized: how many to draw in one go by `torch.vmap`. Faster for small inputs, if vmap takes the module: it
-            does so with our noises, but not with a BatchNorm in train mode.
+        vectorized: how many to draw at once by `torch.vmap`. That is faster for small inputs, if vmap supports the
+            module, as it does the noises here, but not BatchNorm in train mode.
         covariance: estimate the covariance of all n elements of an output, n² numbers; otherwise variances alone.
-        train: the mode of the module meanwhile; None leaves every part in its own, as within `rotationout.sampling`.
-        output: makes a tensor of what the module returns.
+        train: the mode of the module in these calls; None leaves every part in its own, e.g. inside
+            `rotationout.sampling`.
+        output: picks a tensor from what the module returns.
 
     >>> import rotationout as ro
     >>> from rotationout.analysis import conditional_moments

@@ -1,8 +1,8 @@
-"""What a noise adds to the second moments of a feature vector: all that section 3 of the paper needs to know of it.
+"""What a noise adds to the second moments of a feature vector (Lemma 1), from which all of section 3 follows.
 
-A noise writes x̃ = x + ε(z), where z = x − m is what it disturbs: the features themselves, or the features about a mean
-m. If ε is linear in z and E[ε | x] = 0, as for all noises here, then E[ε εᵀ] is a linear function of E[z zᵀ], and there
-are three of them (`SOURCES`).
+A noise makes x̃ = x + ε(z), where z = x − m is what it disturbs: the features themselves, or the features about a mean
+m. If ε is linear in z and E[ε | x] = 0, as for all noises here, then E[ε εᵀ] is a linear function of E[z zᵀ]: one of
+three, by the source of the noise (`SOURCES`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from ..nn.rotation import _RotationOutNd
 __all__ = ["SOURCES", "NoiseLaw", "is_stochastic_depth", "noise_law"]
 
 SOURCES = ("itself", "others", "whole")
-"""Where the noise of a feature comes from: itself, as in Dropout and all that drops or multiplies features one by one;
-the other features, as in RotationOut (section 2.1); or the whole vector, which has one multiplier, as in stochastic
-depth."""
+"""Where the noise of a feature comes from: itself, as in Dropout and all noises that multiply features one by one; the
+other features, as in RotationOut (section 2.1); or the whole vector, by one multiplier, as in stochastic depth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +32,8 @@ class NoiseLaw:
     Args:
         source: where the noise of a feature comes from, one of `SOURCES`.
         lam: its strength λ, E|ε|² = λ·E|z|².
-        center: the mean m about which features are disturbed: None, the origin; ``"batch"``, the mean of what is there;
-            or a tensor (D,).
+        center: the mean m about which features are disturbed: None, the origin; ``"batch"``, the mean of the batch; or
+            a tensor (D,).
 
     >>> NoiseLaw("others", 0.25).covariance(torch.eye(3))  # Lemma 1
     tensor([[0.2500, 0.0000, 0.0000],
@@ -58,7 +57,7 @@ class NoiseLaw:
             strength.check_choice("center", self.center, ("batch",), also="None or a tensor with the mean")
 
     def covariance(self, second: Tensor) -> Tensor:
-        """E[ε εᵀ] for E[z zᵀ] = ``second``, both (…, D, D): Lemma 1 where that is z zᵀ itself."""
+        """E[ε εᵀ] for E[z zᵀ] = ``second``, both (…, D, D). With ``second`` = z zᵀ this is Lemma 1."""
         if second.ndim < 2 or second.size(-1) != second.size(-2):
             raise ValueError(f"second must have shape (…, D, D), got {tuple(second.shape)}")
         if self.source == "whole":
@@ -73,7 +72,7 @@ class NoiseLaw:
         return self.lam / (features - 1) * (trace - second)
 
     def variance(self, squares: Tensor) -> Tensor:
-        """E[ε²] for E[z²] = ``squares``, both (…, D): the diagonal of `covariance`, which needs no other products."""
+        """E[ε²] for E[z²] = ``squares``, both (…, D): the diagonal of `covariance`, which needs only these."""
         if self.source != "others":
             return self.lam * squares
         if squares.size(-1) < 2:
@@ -84,14 +83,15 @@ class NoiseLaw:
 def noise_law(noise: nn.Module | NoiseLaw) -> NoiseLaw:
     """The second moments of a noise layer in train mode, whatever mode it is in.
 
-    Rotations of every pairing, law and side have the same ones, and blocks scale them by their coverage; so do Dropout,
-    Gaussian dropout and Uout at equal λ, and the Dropouts whose masks are shared by positions or time steps.
+    At equal λ all rotations have the same moments, whatever their pairing, law and side; blocks scale them by their
+    coverage. Likewise Dropout, Gaussian dropout, Uout and the Dropouts whose masks are shared by positions or time
+    steps are all alike.
 
     Args:
-        noise: a layer of the registry, or a law, which is handed through.
+        noise: a layer of the registry, or a law, which is returned as it is.
 
     Raises:
-        TypeError: if it has none: what it is, and why.
+        TypeError: if the noise has no such law; the message says why.
 
     >>> import rotationout as ro
     >>> noise_law(ro.noise("rotation", 0.2, dims=2, block_size=3, coverage=0.4))
@@ -126,7 +126,7 @@ def _lam(p: float) -> float:
 
 
 def _why_not(noise: object) -> str:
-    """Why something has no `NoiseLaw`, as the beginning of a sentence."""
+    """Why something has no `NoiseLaw`, for an error message."""
     if not isinstance(noise, nn.Module):
         return f"noise must be a noise layer or a NoiseLaw, got {type(noise).__name__} {noise!r}"
     if isinstance(noise, Cutout):

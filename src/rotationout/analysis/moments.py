@@ -1,6 +1,6 @@
-"""Closed-form moments of noises: given the features (Lemma 1), and over features of known moments (labels eq14, eq145).
+"""Closed-form moments of x̃: given the features (Lemma 1), and over features of known moments (labels eq14, eq145).
 
-All in fp64. `rotationout.analysis.estimate_moments` measures what these predict.
+All are in fp64. `rotationout.analysis.estimate_moments` measures the same by Monte Carlo.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ def conditional_moments(
     layer has now.
 
     Args:
-        noise: a layer of the registry but DropBlock and weight drop, for which there is no closed form.
-        x: what the layer takes, a tensor; for Shake-Shake the two branches.
+        noise: a layer of the registry, except DropBlock and weight drop, which have no closed form.
+        x: the input of the layer, a tensor; for Shake-Shake the two branches.
         dim: the feature axis, for noises that have none of their own: nn.Dropout, stochastic depth, Shake-Shake; the
             last one if not given.
-        joint: the covariance of all elements of ``x``, in the order of ``x.flatten()``, instead of that inside every
-            feature vector: who shares a mask, a pairing or an angle shows only there. It takes n² numbers.
+        joint: return the covariance of all n elements of ``x``, in the order of ``x.flatten()``, instead of one for
+            every feature vector. Only there it shows which elements share a mask, a pairing or an angle. It takes n²
+            numbers.
 
     Returns:
         The mean, of the shape of ``x``, and the covariance: (…, D, D), where … is the shape of ``x`` without its
@@ -103,16 +104,15 @@ def conditional_moments(
 def total_moments(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor, *, rows: int | None = None) -> Moments:
     """E[x̃] and Var[x̃] of feature vectors with mean c and covariance Σ (labels eq14 and eq145).
 
-    The mean stays, and Var[x̃] = Σ + E[Var[x̃ | x]]: the noise of z = x − m on average over x. About the origin
-    E[z zᵀ] = Σ + c cᵀ; about the mean of n independent rows it is Σ·(n − 1) / n, and about any other point m
-    Σ + (c − m)(c − m)ᵀ.
+    The mean stays c, and Var[x̃] = Σ + E[Var[x̃ | x]], where the second term follows from E[z zᵀ] of z = x − m. That is
+    Σ + c cᵀ for noise about the origin, Σ·(n − 1) / n about the mean of n independent rows, and
+    Σ + (c − m)(c − m)ᵀ about any other point m.
 
     Args:
         noise: a noise layer or its law.
         mean: c, (…, D).
         covariance: Σ, (…, D, D).
-        rows: the n over which a batch mean is taken; so many that it is c if not given. Of use only for
-            ``center="batch"``.
+        rows: n, the number of rows in a batch mean, for ``center="batch"``; if not given, the mean is c itself.
 
     >>> import rotationout as ro
     >>> c, sigma = torch.ones(4), torch.eye(4)
@@ -153,7 +153,7 @@ def relu_moments(covariance: Tensor) -> Moments:
 
 
 def check_moments(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """A mean (…, D) and a covariance (…, D, D) in fp64, if they fit each other."""
+    """Check that a mean (…, D) and a covariance (…, D, D) fit each other; return both in fp64."""
     for name, value in (("mean", mean), ("covariance", covariance)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a Tensor, got {type(value).__name__}")
@@ -179,9 +179,9 @@ def _axes(noise: nn.Module, x: Tensor, dim: int | None) -> tuple[int, int | None
     if isinstance(noise, CentredNoise):
         own, batch_dim = noise._axes(x)
         if noise.center is None and not isinstance(noise, _RotationOutNd) and dim is not None:
-            own = None  # about the origin every axis is as good as another
+            own = None  # about the origin any axis may be that of features
     elif isinstance(noise, LockedDropout):
-        sequence_axis(x, noise.batch_first)  # refuses what is no sequence
+        sequence_axis(x, noise.batch_first)  # raises an error if x is no sequence
         own = x.ndim - 1
     elif isinstance(noise, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         alone = x.ndim == (2 if isinstance(noise, nn.Dropout1d) else 4 if isinstance(noise, nn.Dropout3d) else 0)
@@ -206,7 +206,7 @@ def _turned_together(disturbed: Tensor, products: Tensor, axis: int) -> Tensor:
 
 
 def _cutout(noise: Cutout, x: Tensor, joint: bool) -> Moments:
-    """Every channel of an image is hidden in the same square; nothing is rescaled, so the mean is not x."""
+    """The moments of Cutout: all channels of an image are hidden in the same square, and nothing is rescaled."""
     if x.ndim not in (3, 4):
         raise ValueError(f"Cutout takes images, (N, C, H, W) or (C, H, W), got shape {tuple(x.shape)}")
     one, both = (chance.to(x.device) for chance in cutout_chances(noise.p, x.size(-2), x.size(-1)))

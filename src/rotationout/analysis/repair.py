@@ -1,9 +1,9 @@
 """Repairs of the variance shift before BatchNorm (section 3.2): `correct_batchnorm_` and `recalibrate_batchnorm_`.
 
-The first undoes what a noise straight before a layer does to its running variance, by a closed form. The second takes
-the running statistics again with the noise off, wherever the noise is. Both set ``num_batches_tracked`` to zero: no
-batch of training is in the statistics any more. That is in the state_dict, so a model that was saved, loaded or copied
-still says so, and a second correction is refused.
+The first takes a noise straight before a layer out of its running variance, by a closed form. The second takes the
+running statistics again with the noise off, wherever the noise is. Both set ``num_batches_tracked`` to zero: no batch
+of training is in the statistics any more. As that is part of the state_dict, a second correction is refused even after
+the model was saved, loaded or copied.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Repaired(NamedTuple):
     """A BatchNorm layer whose running variance was changed.
 
     Attributes:
-        name: of the layer.
+        name: the name of the layer.
         why: what was done, in words.
-        before: its running variance as it was.
-        after: and as it is.
+        before: its running variance before.
+        after: its running variance now.
         floored: how many channels are at the floor.
 
     >>> print(Repaired("bn", "taken again", torch.tensor([2.0, 4.0]), torch.tensor([1.0, 1.0])))
@@ -63,7 +63,7 @@ class Repair:
 
     Attributes:
         layers: the layers that were changed.
-        left: layers that were not, and why.
+        left: layers that were not changed, and why.
 
     >>> print(Repair((), ("bn: it was not called with these batches",)))
     0 repaired
@@ -96,33 +96,35 @@ def correct_batchnorm_(
 ) -> Repair:
     """Take the noise straight before BatchNorm layers out of their running variances, in place.
 
-    A noise about the mean (``center="batch"`` or ``"running"``) of strength λ = p / (1 − p) makes of a variance v
+    A noise about the mean (``center="batch"`` or ``"running"``) of strength λ = p / (1 − p) turns a variance v into
 
-    - elementwise, `CentredDropout` and its like: (1 + λ)·v, so v is the running variance times the keep rate 1 − p;
-    - `RotationOut` on D features: v + λ / (D − 1)·(T − v), T = Σv (label eq145), which is solved for v. λ counts times
-      the coverage of blocks, if there are any.
+    - (1 + λ)·v if it is elementwise, as `CentredDropout`: so v is the running variance times the keep rate 1 − p;
+    - v + λ / (D − 1)·(T − v), T = Σv, for `RotationOut` on D features (label eq145), which is solved for v. With blocks
+      λ is multiplied by their coverage.
 
-    Both hold up to a share of 1/n, with n the values of a channel in a batch, and only if p is now what it was in
-    training. The rotation's inverse amplifies errors: it takes statistics that are averaged over all of ``batches``,
-    in training mode, and is floored.
+    Both hold up to a relative error of 1/n, with n the values of a channel in a batch, and only if p is now what it was
+    in training. Solving for v amplifies errors, so for rotations the statistics must be averaged over all of
+    ``batches``, in training mode, and the result is floored.
 
-    Refused, with all reasons and nothing changed, where it would be wrong: noise that reaches a BatchNorm layer through
-    anything else (a weight layer, the paper's Dropout-b, shifts each channel by a factor of its own), noise about the
-    origin, noise on other features than the layer's channels, two noises, a layer that is called several times, and
-    statistics that are corrected already. `recalibrate_batchnorm_` repairs all of these. Noise that arrives through
-    another BatchNorm layer is not looked at, in the paper's own use neither; what it shifts is left as it is. So is
-    what the repair itself does to layers further on, which are given more than they were in training: where several
-    layers of a model are to be repaired, one behind the other, `recalibrate_batchnorm_` is the one to use.
+    A ValueError with all reasons is raised, and nothing changed, where the closed form would be wrong: for noise that
+    reaches a BatchNorm layer through other operations (through a weight layer, the paper's Dropout-b, it shifts each
+    channel by a factor of its own), noise about the origin, noise on other features than the layer's channels, two
+    noises, a layer that is called several times, and statistics that are corrected already. `recalibrate_batchnorm_`
+    repairs all of these.
+
+    Two effects are left as they are. Noise that arrives through another BatchNorm layer is ignored, as it is in the
+    paper. And a repaired layer passes on more of its features than in training, which shifts the layers after it: where
+    several layers one behind the other need repair, use `recalibrate_batchnorm_`.
 
     Args:
         model: changed in place: the running statistics and ``num_batches_tracked`` of BatchNorm layers, no more.
         batches: as for `rotationout.analysis.variance_shift`. If given, running statistics are first taken anew from
-            them, with the noise on: a cumulative average. If not, those that are there are corrected, which is possible
+            them, with the noise on, as a cumulative average. If not, the present ones are corrected, which is possible
             for elementwise noise, or if the layer has averaged all batches of its training (``momentum=None``).
-        example_inputs: what the model takes, to see in a run what is straight before what: a tensor, a tuple of
-            arguments, or a mapping of keyword arguments. Without it and without batches the code of the model is read
-            by torch.fx, where that can be done.
-        floor: the least variance, as a share of that in training.
+        example_inputs: an input of the model, for a run that shows what is straight before each layer: a tensor, a
+            tuple of arguments, or a mapping of keyword arguments. Without it and without batches torch.fx traces the
+            model, if it can.
+        floor: the smallest corrected variance, as a share of that in training.
         forward: calls the model with a batch, as for `variance_shift`.
         limit: the most batches.
         show_progress: a bar on a terminal, if rich is installed.
@@ -175,14 +177,14 @@ def recalibrate_batchnorm_(
 ) -> Repair:
     """Take the running statistics of all BatchNorm layers again, with the noise off, in place.
 
-    BatchNorm layers are in training mode and average over the batches, everything else is in testing mode: so the
+    BatchNorm layers are put in training mode and average over the batches; everything else is in testing mode. So the
     statistics are those of testing mode, whatever noise the model has and wherever it is.
     (`torch.optim.swa_utils.update_bn` runs the whole model in training mode, with its noise on.) Afterwards modes,
-    momenta and random numbers are what they were, and after an error the statistics are too. Use the pipeline of
-    training, and batches as large: a batch counts as much as any other.
+    momenta and torch's generators are as before, and after an error the statistics are too. Use the data pipeline of
+    training, and batches as large as there; all batches have equal weight.
 
-    Layers that are frozen, in testing mode while the model is in training, stay as they are. Refused where noise cannot
-    be off while BatchNorm is in training mode: a layer that draws random numbers itself.
+    Frozen layers, in testing mode while the model is in training mode, stay as they are. A ValueError is raised if a
+    BatchNorm layer draws random numbers itself in training mode: that noise cannot be off.
 
     Args:
         model: changed in place: the running statistics and ``num_batches_tracked`` of BatchNorm layers, no more.
@@ -227,7 +229,7 @@ class _Statistics(NamedTuple):
 
 
 def _flow(model: nn.Module, batches: Iterable[Any] | None, example_inputs: Any, forward: Forward | None) -> Flow:
-    """What is straight before what: in a run if there is something to run the model on, else by its code."""
+    """Which noise reaches what: from a run if there is an input, else from the code of the model."""
     kept = _passes.frozen(model)
     with _passes.untouched(model):
         _passes.set_mode(model, True, kept)
@@ -239,7 +241,7 @@ def _flow(model: nn.Module, batches: Iterable[Any] | None, example_inputs: Any, 
 
 
 def _not_frozen(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The BatchNorm layers that may be repaired."""
+    """The BatchNorm layers that are not frozen, at least one."""
     kept = _passes.frozen(model)
     layers = {name: layer for name, layer in _passes.batchnorms(model).items() if layer not in kept}
     if not layers:
@@ -248,7 +250,7 @@ def _not_frozen(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def _observed(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> Flow:
-    """What reaches what on the first batch, which is there before: what a data pipeline draws is not the model's."""
+    """Which noise reaches what on the first batch, fetched beforehand: its random numbers are not the model's."""
     first = list(itertools.islice(batches, 1))
     return observe(model, lambda: _passes.run(model, first, forward=forward))
 
@@ -262,7 +264,7 @@ def _average(
     limit: int | None,
     show_progress: bool,
 ) -> dict[str, _Statistics]:
-    """Running statistics as BatchNorm takes them itself, averaged over the batches, of those layers that are called."""
+    """The running statistics of the layers that are called, taken by BatchNorm itself, averaged over the batches."""
     momenta = {layer: layer.momentum for layer in layers.values()}
     total = _passes.count(batches, limit)
     kept = _passes.frozen(model)
@@ -286,7 +288,7 @@ def _average(
 def _check_quiet(
     model: nn.Module, layers: dict[str, _BatchNorm], batches: Iterable[Any], forward: Forward | None
 ) -> None:
-    """An error if random numbers are drawn because BatchNorm layers are in training mode."""
+    """Raise a ValueError if random numbers are drawn because BatchNorm layers are in training mode."""
     draws = []
     for training in (True, False):
         with _passes.untouched(model):

@@ -1,7 +1,7 @@
-"""Who shares a draw: how the noise of one element of a tensor goes with that of another.
+"""Shared draws: how the noises of two elements of a tensor are correlated (label eq13 for rotations).
 
-Positions of a map may share a mask or a pairing, time steps of a sequence too. The second moments of one feature vector
-do not show it (`rotationout.analysis.law`); those of a whole tensor do.
+Positions of a map may share a mask or a pairing, and so may time steps of a sequence. The second moments of one feature
+vector (`rotationout.analysis.law`) do not show that; those of a whole tensor do.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def mask_of_element(noise: nn.Module, x: Tensor) -> Tensor:
 def tangent_products(noise: _RotationOutNd, shape: Sequence[int], axis: int, batch_dim: int | None) -> Tensor:
     """E[t_a t_b] where two feature vectors share a pairing and 0 where they do not, (P, P) for P positions.
 
-    Signs of a pairing are random, so the noises of vectors with pairings of their own are not correlated. With one
-    pairing they are by E[t²] = λ if the angle is shared too, else by (E t)², zero for symmetric angles. Blocks count by
-    how often both positions are covered.
+    t is tan θ. The signs of a pairing are random, so vectors with different pairings have uncorrelated noises. With one
+    pairing E[t_a t_b] is E[t²] = λ if the angle is shared too, else (E t)², which is zero for symmetric angles. With
+    blocks it is multiplied by the probability that both positions are covered.
     """
     leading = tuple(shape[:axis]) + tuple(shape[axis + 1 :])
     batch_axis = leading_batch_axis(batch_dim, axis, len(shape), noise.draw)
@@ -69,7 +69,7 @@ def tangent_products(noise: _RotationOutNd, shape: Sequence[int], axis: int, bat
 
 
 def one_sided_correlation(law: str, lam: float) -> float:
-    """(E|tan θ|)² / E tan²θ: how the noises of two positions with one pairing and one-sided angles correlate.
+    """(E|tan θ|)² / E tan²θ, the correlation of the noises of two positions with one pairing and one-sided angles.
 
     >>> round(one_sided_correlation("gaussian_tan", 0.25), 4)  # 2 / π
     0.6366
@@ -88,7 +88,7 @@ def one_sided_correlation(law: str, lam: float) -> float:
 
 
 def cutout_chances(share: float, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """How often Cutout hides a pixel, (H, W), and two pixels at once, (H, W, H, W): by all centres there are."""
+    """The probability that Cutout hides a pixel, (H, W), and two pixels at once, (H, W, H, W), over all centres."""
 
     def inside(size: int) -> Tensor:
         """Whether a pixel along an axis is hidden, (centre, pixel)."""
@@ -107,8 +107,8 @@ def cutout_chances(share: float, height: int, width: int) -> tuple[Tensor, Tenso
 def _both_covered(leading: tuple[int, ...], spatial: int, block_size: int, coverage: float) -> Tensor:
     """The probability that blocks cover two positions at once, (P, P).
 
-    A position is left alone if none of the B blocks that hold it is drawn, with probability 1 − c = (1 − γ)^B. Two
-    positions of an example are both left alone if none of 2B − S is, where S blocks hold both.
+    A position is uncovered if none of the B blocks that contain it is drawn, with probability 1 − c = (1 − γ)^B. Two
+    positions of an example are both uncovered if none of 2B − S blocks is drawn, where S blocks contain both.
     """
     sizes = leading[len(leading) - spatial :]
     blocks = [min(block_size, n) for n in sizes]

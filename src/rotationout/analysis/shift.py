@@ -1,7 +1,7 @@
 """The variance shift of a model with BatchNorm (section 3.2), measured layer by layer: `variance_shift`.
 
 The paper, after Li et al. (2019), takes three steps: the running variance of every BatchNorm layer in training mode,
-the same in testing mode with the same data pipeline, and r = max(train / test, test / train) of every channel.
+the same in testing mode with the same data pipeline, and r = max(train / test, test / train) for every channel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ __all__ = ["LayerShift", "VarianceShift", "variance_shift"]
 
 @dataclass(frozen=True)
 class LayerShift:
-    """What one BatchNorm layer was given; all tensors are (channels,), fp64, on the CPU.
+    """The variances of the input of one BatchNorm layer; all tensors are (channels,), fp64, on the CPU.
 
     Attributes:
-        name: of the layer.
+        name: the name of the layer.
         train: the variance of its input in training mode.
         test: the same in testing mode.
         stored: its ``running_var``, by which it divides in testing mode; None if it keeps none.
-        calls: how often it was called in a pass.
+        calls: how often it was called in the training pass.
+        eps: the ε that it adds to variances.
 
     >>> layer = LayerShift("bn", torch.tensor([2.0, 3.0]), torch.tensor([1.0, 4.0]), None, 1)
     >>> layer.r
@@ -52,13 +53,13 @@ class LayerShift:
     def r(self) -> Tensor:
         """max(train / test, test / train) of every channel: 1 is no shift.
 
-        1 also if neither variance is more than eps: such a channel is dead, and BatchNorm does not see the difference.
+        It is also 1 if neither variance is more than eps: such a channel is dead, and BatchNorm's ε hides the shift.
         """
         return _ratio(self.train, self.test, self.eps)
 
     @property
     def stored_r(self) -> Tensor | None:
-        """The same with the variance that is stored: what testing mode is off by, after a repair too."""
+        """The same ratio of ``stored`` and ``test``: the error of testing mode, also after a repair."""
         return None if self.stored is None else _ratio(self.stored, self.test, self.eps)
 
 
@@ -92,7 +93,7 @@ class VarianceShift:
         return "\n".join([*lines, note])
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The table as text: its head, then a row for every layer."""
+        """The cells of the table as text: the head, then a row for every layer."""
         head = ("layer", "channels", "r mean", "r max", "stored r mean", "stored r max")
         return [head, *map(_cells, self.layers)]
 
@@ -156,24 +157,25 @@ def variance_shift(
 ) -> VarianceShift:
     """Measure how far the variance before every BatchNorm layer differs between training and testing mode.
 
-    Two passes over the same batches, in ``model.train()`` and in ``model.eval()``. In each the variance of a layer's
-    input is that which BatchNorm records: unbiased within a batch, averaged over batches (by their degrees of freedom,
-    so that a short last batch counts for less); sums are in fp64, and memory does not grow with the data. A layer that
-    is called several times in a pass is averaged over its calls. In a distributed run every process measures its own
-    batches.
+    The model makes two passes over the same batches, in ``model.train()`` and in ``model.eval()``. The variance of a
+    layer's input is what BatchNorm records: unbiased within a batch, averaged over batches (weighted by their degrees
+    of freedom, so that a short last batch counts for less). Sums are in fp64, and memory does not grow with the data. A
+    layer that is called several times in a pass is averaged over its calls. In a distributed run every process measures
+    its own batches.
 
-    Nothing is left changed, also after an error: parameters, buffers, modes, hooks, and the state of torch's generators
-    (of the CPU and of the model's CUDA devices), so the same call gives the same answer. Both passes see the same
-    batches, shuffled and augmented alike, if these draw from torch's generators in this process or in the workers of
-    a DataLoader without a generator of its own. Whatever a module keeps outside its buffers is not watched.
+    Afterwards everything is as before, even after an error: parameters, buffers, modes, hooks, and the state of torch's
+    generators (of the CPU and of the model's CUDA devices), so the same call gives the same answer. Both passes see the
+    same batches, shuffled and augmented alike, if shuffling and augmentation draw from torch's generators in this
+    process or in the workers of a DataLoader without a generator of its own. State that a module keeps outside its
+    buffers is not restored.
 
     Args:
-        model: trained, as its testing mode uses its running statistics; in any mode, on any device, with
-            noises inserted or not.
-        batches: goes to the model, with the augmentation of training: a DataLoader or a list. A batch is a tensor, a
+        model: a trained model, as testing mode uses its running statistics; in any mode, on any device, with or without
+            inserted noises.
+        batches: the training data with its augmentation, a DataLoader or a list. A batch is a tensor, a
             tuple or list whose first entry is the input, or a mapping of keyword arguments.
         layers: names of the BatchNorm layers to measure, all if not given.
-        forward: calls the model with a batch that is none of these: ``lambda model, batch: model(batch["image"])``.
+        forward: calls the model with any other kind of batch: ``lambda model, batch: model(batch["image"])``.
         limit: the most batches of a pass.
         show_progress: a bar on a terminal, if rich is installed.
 
@@ -207,12 +209,12 @@ def variance_shift(
         if name in test
     )
     if not measured:
-        raise ValueError("no BatchNorm layer was called in both modes: the model may not use them on these batches")
+        raise ValueError("no BatchNorm layer was called in both modes: the model does not use them on these batches")
     return VarianceShift(measured)
 
 
 def _chosen(known: dict[str, _BatchNorm], names: Collection[str] | None) -> dict[str, _BatchNorm]:
-    """The layers of these names, or all."""
+    """The layers of these names, or all of them if there are none given."""
     if names is None:
         return known
     if isinstance(names, str) or not names:
@@ -224,7 +226,7 @@ def _chosen(known: dict[str, _BatchNorm], names: Collection[str] | None) -> dict
 
 
 class _Scatter:
-    """Sums of the squared deviations within batches, channel by channel, where the model is."""
+    """Sums of squared deviations within batches, channel by channel, on the device of the model."""
 
     def __init__(self) -> None:
         self.total: Tensor | float = 0.0
@@ -232,7 +234,7 @@ class _Scatter:
         self.calls = 0
 
     def add(self, x: Tensor) -> None:
-        """Σ(x − mean)² over all axes but that of channels, in parts, as x in fp64 may be too large."""
+        """Add Σ(x − mean)² over all axes but that of channels; in parts, as all of x in fp64 may be too large."""
         axes = [axis for axis in range(x.ndim) if axis != 1]
         values = x.numel() // x.size(1)
         near = x.mean(axes, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)).double()
@@ -242,7 +244,7 @@ class _Scatter:
             first = first + off.sum(axes)
             second = second + off.square_().sum(axes)
         scatter = second - first.square() / values
-        # Less than the last digit of x varies: the channel is constant.
+        # A channel that varies by less than the last digit of x is constant.
         rounding = values * (torch.finfo(x.dtype).eps * near.flatten()).square()
         self.total = self.total + torch.where(scatter <= rounding, 0.0, scatter)
         self.freedom += values - 1
@@ -253,7 +255,7 @@ class _Scatter:
 
 
 _PART = 2**22
-"""How many elements are in fp64 at once."""
+"""How many elements are converted to fp64 at once."""
 
 
 def _measure(
@@ -276,7 +278,7 @@ def _measure(
 
         return hook
 
-    # After the hooks that are there: a noise that was inserted before a layer is seen.
+    # These hooks run after those of inserted noises, and so see their output.
     handles = [layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, layer in layers.items()]
     try:
         kept = _passes.frozen(model)
@@ -290,7 +292,7 @@ def _measure(
 
 
 def _ratio(one: Tensor, other: Tensor, eps: float) -> Tensor:
-    """max(one / other, other / one), and 1 where both are lost beside what BatchNorm adds: a channel that is dead."""
+    """max(one / other, other / one), and 1 for a dead channel, where both are at most the ε of BatchNorm."""
     r = torch.maximum(one / other, other / one)
     return torch.where(torch.maximum(one, other) <= eps, 1.0, r)
 

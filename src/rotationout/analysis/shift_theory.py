@@ -1,10 +1,10 @@
 """The variance shift of noise before BatchNorm (section 3.2, label 118), by theory.
 
-BatchNorm sees y = W x. While training a noise is on, and the variance it records is larger than the one it meets at
+BatchNorm normalises y = W x. In training, noise is on, and the variance that BatchNorm records is larger than that at
 test time, by a ratio r for every output. Dropout-a has the noise after the weights, on y; Dropout-b before them, on x.
-Every noise of `rotationout.analysis.noise_law` may stand in Dropout's place, centred or not.
+Every noise of `rotationout.analysis.noise_law` may take Dropout's place, centred or not.
 
-A convolution is such a layer on patches, as long as the noises of the positions in a patch are independent.
+A convolution is such a layer on patches, if the noises of the positions in a patch are independent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .moments import check_moments, total_moments
 __all__ = ["PLACEMENTS", "ShiftSample", "expected_shift", "limit_ratio", "sample_shift", "variance_ratio"]
 
 PLACEMENTS = ("a", "b")
-"""After the weights, straight before BatchNorm; or before the weights."""
+"""``"a"``, after the weights and straight before BatchNorm; ``"b"``, before the weights."""
 
 
 def variance_ratio(
@@ -38,12 +38,12 @@ def variance_ratio(
     Centred Dropout-a has r = 1 / (1 − p) whatever the weights. r is at least 1 for all noises here.
 
     Args:
-        noise: a noise layer or its law. A running mean is taken for that of what the noise is on, x or y.
+        noise: a noise layer or its law. A running mean is that of x or y, whichever the noise is on.
         weight: W, (…, n, D).
         mean: c, the mean of x, (D,).
         covariance: Σ, that of x, (D, D).
         placement: ``"a"``, the noise is on y = W x; or ``"b"``, on x.
-        rows: over how many rows a batch mean is taken, see `rotationout.analysis.total_moments`.
+        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
 
     Returns:
         (…, n); NaN for an output that does not vary.
@@ -87,7 +87,7 @@ def expected_shift(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor
         noise: a noise layer or its law.
         mean: c, the mean of x, (D,).
         covariance: Σ, that of x, (D, D).
-        rows: over how many rows a batch mean is taken, see `rotationout.analysis.total_moments`.
+        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
 
     >>> import rotationout as ro
     >>> expected_shift(ro.noise("dropout", 0.5), torch.ones(4), 3 * torch.eye(4))
@@ -101,8 +101,8 @@ def expected_shift(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor
 def limit_ratio(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor, *, rows: int | None = None) -> float:
     """E[Var[ỹ | w]] / E[Var[y | w]], around which r of Dropout-b gathers as D grows: 1 + λ·(1 + cᵀc / trace(Σ)).
 
-    It is not 1, as proposition 3 of Li et al. (2019) has it: more features only bring the ratios of all outputs closer
-    to each other. The arguments are those of `expected_shift`.
+    It is not 1, as proposition 3 of Li et al. (2019) would have it: more features only bring the ratios of the outputs
+    closer to each other. The arguments are those of `expected_shift`.
 
     >>> import rotationout as ro
     >>> limit_ratio(ro.noise("dropout", 0.5), torch.ones(4), 2 * torch.eye(4))
@@ -159,7 +159,7 @@ def sample_shift(
     rows: int | None = None,
     generator: torch.Generator | None = None,
 ) -> ShiftSample:
-    """The ratio r of layers whose weights are uniform on the sphere: its distribution, and the largest of a layer.
+    """Sample the ratio r of layers whose weights are uniform on the sphere.
 
     Args:
         noise: a noise layer or its law.
@@ -168,7 +168,7 @@ def sample_shift(
         placement: ``"a"``, the noise is on y = W x; or ``"b"``, on x.
         outputs: n, the rows of W.
         layers: how many W to draw.
-        rows: over how many rows a batch mean is taken, see `rotationout.analysis.total_moments`.
+        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
         generator: where the weights come from; torch's default generator if not given.
 
     >>> import rotationout as ro
