@@ -1,6 +1,6 @@
 """The operator on a GPU: one pass over the features, two when it turns about their batch mean.
 
-Which programs do it is decided in `choose`. Nothing waits for the device. Nothing here is differentiable;
+`choose` decides which programs do it. The host never waits for the device. Nothing here is differentiable;
 `rotationout.kernels.autograd` wraps it.
 """
 
@@ -95,7 +95,7 @@ def _fits(x: Tensor, dim: int) -> bool:
 
 
 def _at_once(draw: Arranged, adjoint: bool) -> Tensor | None:
-    """The result of `rotate_centred` by the program that does all in one launch, if there is one."""
+    """The result of `rotate_centred` in one launch; None if no program can do that."""
     if draw.tan is None or draw.pairs is None or draw.weight is not None:
         return None
     known = draw.plan.once

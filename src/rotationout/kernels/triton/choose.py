@@ -1,4 +1,4 @@
-"""Which program turns or adds up the features of a plan, and in which tiles; see `sizes`."""
+"""Choose the program that turns or adds up the features of a plan, and its tiles; `sizes` has the limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def turn(
 ) -> Program:
     """The program for y = x + tan θ · A(x − m) + w·s: of (x, y, tan, pairs, m, s, w, seed).
 
-    ``parts`` says in how many parts m and s come, 0 if there is none. ``centred``: they have just been added up.
+    ``parts`` says in how many parts m and s come, 0 if there is none. ``centred``: the last launch added them up.
     """
     layout, kind = plan.layout, plan.kind
     features, rows, count = layout.features, layout.rows, layout.n
@@ -106,7 +106,7 @@ def turn(
 
 
 def once(plan: Plan, adjoint: bool) -> Program | None:
-    """The program for the operator about the batch mean in one launch, of (x, y, tan, pairs), if maps are so small."""
+    """The program that turns about the batch mean in one launch, of (x, y, tan, pairs); None if maps are too large."""
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
     block_n, block_p = next_power_of_2(count), next_power_of_2(rows)
@@ -133,7 +133,7 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
 def _rows_sums(
     plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
 ) -> Sums:
-    """The same with the features last."""
+    """`sums` with the features last in memory."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
     each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
     if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
@@ -161,7 +161,7 @@ def _rows_sums(
 def _maps_sums(
     plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
 ) -> Sums:
-    """The same on maps."""
+    """`sums` on maps."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
     small = _by_pairs(plan) and x.numel() < sizes.SMALL and rows <= sizes.SMALL_TILE
     block_c, block_p = _sum_blocks(plan.layout, rows, sizes.SMALL_TILE if small else _sum_tile(x))
@@ -182,7 +182,7 @@ def _maps_sums(
 
 
 def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
-    """The same where every row has a pairing of its own."""
+    """`sums` of tan θ · A x where every row has a pairing of its own."""
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
     lanes, odd = pairing.lanes(features), features % 2 == 1

@@ -75,11 +75,11 @@ def draw(
     law: str,
     one_sided: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What a seed decides: tan θ and the index; no permutations of more than SORT_LIMIT features."""
+    """Draw tan θ and the index from a seed; permutations only of up to SORT_LIMIT features."""
     tan = torch.empty(angles, dtype=torch.float32, device=seed.device)
     shape = pairs if structured else (*pairs, features)
     index = torch.empty(shape, dtype=pairing.index_dtype(features), device=seed.device)
-    # One feature of an odd number is idle in every draw: the others make up for it.
+    # With odd D one feature is idle in every draw, and the others make up for it.
     gain = math.sqrt(features / (features - 1)) if features % 2 else 1.0
     direct = law in ("gaussian_tan", "uniform_tan")
     given = scale if direct and isinstance(scale, Tensor) else None

@@ -1,6 +1,6 @@
-"""Lanes of features in the registers of a GPU program: they change places, and two of 16 bits share a word.
+"""Functions on lanes of features in registers: exchange lanes, and pack two features of 16 bits into a word.
 
-ASM says that there are instructions of NVIDIA's at hand which do in one step what takes several here.
+ASM says that NVIDIA's instructions can be used, which do in one step what otherwise takes several.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

@@ -1,7 +1,7 @@
 """A GPU program that adds up the turns of structured draws, with the features last in memory.
 
-Every row has a pairing of its own, so the sums take more arithmetic for what they read than anything else here: that is
-what this file spares. The random bits of the signs are made beforehand, 64 at a time, and read byte by byte.
+Every row has a pairing of its own, so these sums take more arithmetic for each element than anything else here; this
+file keeps that low. The random bits of the signs are made beforehand, 64 at a time, and read byte by byte.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

@@ -1,4 +1,4 @@
-"""A kernel with everything fixed but its tensors: launched for the second time it costs the host half as much."""
+"""A kernel with all arguments fixed but its tensors: from the second launch on it costs the host half as much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How features lie in memory and where a GPU program finds what was drawn for them."""
+"""The layout of features in memory, and where a GPU program finds the pairing and angle of each row."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
 
 class Plan:
-    """All that shapes, strides and dtypes decide about a draw and the features it turns, worked out once."""
+    """Everything that shapes, strides and dtypes determine about a draw and the features it turns, computed once."""
 
     def __init__(
         self, layout: Layout, out: tuple[int, ...], tan: Tensor | None, pairs: Tensor | None, weight: Tensor | None

@@ -1,13 +1,12 @@
-"""How a kernel starts while the one before it in its stream still runs: CUDA's programmatic dependent launch.
+"""Start a kernel while the previous one in its stream still runs: CUDA's programmatic dependent launch.
 
-Otherwise a GPU rests between two kernels until the first has ended in all its programs. Two rules make it safe:
+Otherwise a GPU idles between two kernels until all programs of the first have ended. Two rules make it safe:
 
 - A kernel waits before it writes anything, and before it reads what a kernel before it may have written.
-- It lets the next one start only after it has waited. So whatever was launched before a kernel has ended when the next
-  one starts; what that kernel itself writes is there once the next one has waited.
+- It lets the next one start only after it has waited. So when a kernel starts, all but the one straight before it have
+  ended; and what that one writes is there once the kernel has waited.
 
-What a kernel reads before it waits it reads past the L1 cache: nothing says that this has forgotten by then what memory
-held before.
+Reads before the wait bypass the L1 cache, which is not guaranteed to have dropped old contents of memory by then.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -22,11 +21,11 @@ import triton.language as tl
 __all__ = ["AFTER", "ALONE", "BESIDE", "possible", "wait_if"]
 
 ALONE: tl.constexpr = tl.constexpr(0)
-"""A kernel starts when the one before has ended."""
+"""The kernel starts when the previous one has ended."""
 AFTER: tl.constexpr = tl.constexpr(1)
-"""It is there earlier, and waits before it reads."""
+"""The kernel starts early, and waits before it reads anything."""
 BESIDE: tl.constexpr = tl.constexpr(2)
-"""Only a mean and a shift are what kernels of the same call have written: it waits before it reads those."""
+"""The kernel starts early, and waits before it reads a mean or a shift, which kernels of the same call have written."""
 
 
 def possible() -> bool:

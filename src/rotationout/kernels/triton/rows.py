@@ -1,4 +1,4 @@
-"""A GPU program for features last in memory and one table for many rows: they meet in shared memory."""
+"""A GPU program for features last in memory and one table for many rows: it exchanges partners in shared memory."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803 - compile-time constants are in capitals

@@ -1,7 +1,7 @@
 """GPU programs that add up features over all rows, in two stages and always in the same order.
 
-Programs take turns, each a tile of rows, so that they walk through memory side by side. What one thread has of a tile
-is added up at once: it can load much at a time and keeps few sums.
+Programs take tiles of rows in turn, so that they walk through memory side by side. A thread adds up its part of a tile
+at once: it can load much at a time and keeps few sums.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
