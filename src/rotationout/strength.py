@@ -21,7 +21,7 @@ gaussian_angle    σ, θ ~ N(0, σ²) truncated to ±5π/12             by quadr
 
 The last four are the laws of the rotation angle. One-sided angles (|θ|) have the same λ. A Gaussian θ that is not
 truncated has infinite E tan²θ and is not offered. Some noises, Cutout and DropBlock among them, have no λ of this kind;
-`rotationout.kinds` says what their p means.
+`rotationout.kinds` says what their p means. This file uses plain Python numbers and imports nothing of the package.
 """
 
 from __future__ import annotations

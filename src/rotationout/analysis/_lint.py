@@ -56,7 +56,7 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
 
     Args:
         model: in any mode.
-        example_inputs: what the model takes in training, for a run in each mode without gradients: a tensor, a tuple
+        example_inputs: an input of the model in training, for a run in each mode without gradients: a tensor, a tuple
             of arguments, or a mapping of keyword arguments; on the model's device. Without it torch.fx traces the
             model, if it can, and rules that need shapes are skipped.
 

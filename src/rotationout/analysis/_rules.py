@@ -44,7 +44,7 @@ class View:
         model: the model.
         noises: its noises by name.
         reached: whether ``model.train()`` puts each in training mode.
-        flow: which noise reaches what; empty if that is not known.
+        flow: which noise reaches which layer; empty if that is not known.
         seen: what the neighbours of each noise tell, if the model was run.
         ran: whether the model was run to its end.
     """

@@ -229,7 +229,7 @@ class _Statistics(NamedTuple):
 
 
 def _flow(model: nn.Module, batches: Iterable[Any] | None, example_inputs: Any, forward: Forward | None) -> Flow:
-    """Which noise reaches what: from a run if there is an input, else from the code of the model."""
+    """Which noise reaches which layer: from a run if there is an input, else from the code of the model."""
     kept = _passes.frozen(model)
     with _passes.untouched(model):
         _passes.set_mode(model, True, kept)
@@ -250,7 +250,7 @@ def _not_frozen(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def _observed(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> Flow:
-    """Which noise reaches what on the first batch, fetched beforehand: its random numbers are not the model's."""
+    """Which noise reaches which layer on the first batch, fetched beforehand: its draws are not the model's."""
     first = list(itertools.islice(batches, 1))
     return observe(model, lambda: _passes.run(model, first, forward=forward))
 

@@ -1,4 +1,4 @@
-"""Layers, for use like those of ``torch.nn``."""
+"""Layers, used like those of ``torch.nn``: noises, recurrent networks with noise, and BatchNorm for small batches."""
 
 from .elementwise import CentredDropout, GaussianDropout, Uout
 from .norm import (

@@ -1,4 +1,4 @@
-"""Gaussian dropout, Uout and Dropout about a mean as layers; the work is in `rotationout.functional`."""
+"""Gaussian dropout, Uout and centred Dropout (sections 2.1, 3.2) as layers; `functional.elementwise` does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RotationOut and Dropout for sequences, as layers.
+"""RotationOut (label eq13) and Dropout for sequences, as layers; `functional.sequences` does the work.
 
 Noise that is drawn anew at every time step keeps a recurrent network from remembering (Zaremba et al. 2014; Gal and
 Ghahramani 2016). These layers keep the direction of their rotation, or their mask, for a whole sequence.

@@ -1,4 +1,4 @@
-"""Cutout and Shake-Shake as layers; the work is in `rotationout.functional`."""
+"""Cutout and Shake-Shake as layers; `functional.structured` does the work."""
 
 from __future__ import annotations
 

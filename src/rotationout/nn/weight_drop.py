@@ -55,7 +55,7 @@ class WeightDrop(Noise):
             return self.module(input, hx)
         names = self.module._flat_weights_names
         weights = self._weights()
-        if weights[0].is_cuda and not _is_flat(weights):  # after a deep copy, say
+        if weights[0].is_cuda and not _is_flat(weights):  # e.g. after a deep copy
             self.module.flatten_parameters()
         drawn = self.draw()
         if weights[0].is_cuda and _is_flat(weights):

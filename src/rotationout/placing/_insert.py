@@ -72,13 +72,13 @@ def insert(
             recurrent and attention layers, LayerNorm and embeddings (the last axis), but not for an activation or a
             block of your own. If given, it is moved to where the noise looks for features: last for `RotationOut`,
             first after the batch for maps.
-        example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
+        example_inputs: an input of the model, for one run in eval mode without gradients: a tensor, a tuple of
             arguments, or a mapping of keyword arguments. Modules that are not called in it are left alone. Without it
             a module is left alone if the code of its owner reads its weights and may never call it, as that of
             `torch.nn.MultiheadAttention` does.
 
     Returns:
-        What went where, and what was left alone because noise there would never act; ``print`` it.
+        A report of what was placed where, and of modules left alone because noise there would never act; ``print`` it.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> import rotationout as ro

@@ -59,7 +59,7 @@ def dims_of_module(module: nn.Module) -> int | None:
         if isinstance(module, types):
             return dims
     if isinstance(module, _LAST):
-        if getattr(module, "data_format", None) == "channels_first":  # ConvNeXt's LayerNorm, of transformers say
+        if getattr(module, "data_format", None) == "channels_first":  # e.g. ConvNeXt's LayerNorm in transformers
             return 2
         # LayerNorm2d of torchvision and of timm is a LayerNorm that takes maps.
         spatial = re.search(r"([123])d", type(module).__name__)

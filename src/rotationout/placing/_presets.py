@@ -31,7 +31,7 @@ def insert_in_stages(model: nn.Module, noise: Noises, *, last: int = 1) -> Repor
         last: how many stages, counted from the end.
 
     Returns:
-        What went where; `rotationout.remove` undoes it.
+        A report of what was placed where; `rotationout.remove` undoes it.
 
     >>> import rotationout as ro
     >>> block = lambda: nn.ModuleDict({"conv1": nn.Conv2d(8, 8, 3), "shortcut": nn.Conv2d(8, 8, 1)})
@@ -63,7 +63,7 @@ def insert_blocks(
         linear: a `RotationOut` before the last linear layer too.
 
     Returns:
-        What went where; `rotationout.remove` undoes it.
+        A report of what was placed where; `rotationout.remove` undoes it.
 
     >>> block = lambda: nn.Sequential(nn.ModuleDict({"conv1": nn.Conv2d(8, 8, 3)}))
     >>> model = nn.ModuleDict({"layer3": block(), "layer4": block(), "fc": nn.Linear(8, 2)})

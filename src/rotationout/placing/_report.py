@@ -55,7 +55,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What went where; ``print`` it.
+    """A report of what was placed where; ``print`` it.
 
     Attributes:
         changed: the noises that were placed, or taken away.
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def noises(self) -> list[nn.Module]:
-        """The noises themselves, for `rotationout.Schedule` say."""
+        """The noises themselves, e.g. for `rotationout.Schedule`."""
         return [change.noise for change in self.changed]
 
     def __len__(self) -> int:

@@ -86,7 +86,7 @@ def predict_samples(
 
     Args:
         model: in any mode, see `sampling`.
-        x: what the model takes: a tensor, a tuple of arguments, or a mapping of keyword arguments. The first axis of
+        x: the input of the model: a tensor, a tuple of arguments, or a mapping of keyword arguments. The first axis of
             every tensor is that of examples.
         n: how many samples, at least 2.
         batch_size: the most examples in a call, all of ``x`` if not given. If it is larger than ``x``, one call makes

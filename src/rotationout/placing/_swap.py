@@ -46,12 +46,12 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
 
     Args:
         model: changed in place; nothing changes if anything fails.
-        example_inputs: what the model takes, for one run in eval mode without gradients: a tensor, a tuple of
+        example_inputs: an input of the model, for one run in eval mode without gradients: a tensor, a tuple of
             arguments, or a mapping of keyword arguments.
         choices: keyword arguments of the rotations, e.g. ``preset="paper"``.
 
     Returns:
-        What was replaced, and what was left alone and why.
+        A report of what was replaced, and of what was left alone and why; ``print`` it.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     >>> print(swap(model, pairing="permutation"))

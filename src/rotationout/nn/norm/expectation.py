@@ -25,8 +25,8 @@ __all__ = ["check_batch_size", "f_poly", "gauss_legendre", "gaussian_moments", "
 
 NODES = 96
 FIT_LIMIT = 4.5
-"""The polynomial is fitted for |x| below this, weighted by the density. Some 1e5 Gaussian samples reach this far, and
-with this limit the fit is the paper's; values beyond it are rare, but their seventh powers would pull at the fit."""
+"""The polynomial is fitted for |x| below this, weighted by the density. The largest of some 1e5 Gaussian samples is
+about here, and with this limit the fit is the paper's; rarer values would pull at the fit by their seventh powers."""
 
 
 def check_batch_size(batch_size: object, name: str = "batch_size") -> float:
@@ -111,7 +111,7 @@ def turning_point(coefficients: tuple[float, float, float, float]) -> float:
 def f_poly(x: Tensor, batch_size: float) -> Tensor:
     """f_poly of appendix B: approximately the mean training output of BatchNorm for a standardised value x.
 
-    It is held constant beyond the turning point of the polynomial (|x| = 3.80 at B = 8), which would change its sign.
+    It is held constant beyond the polynomial's turning point (|x| = 3.80 at B = 8), or it would change its sign.
 
     Args:
         x: (input − mean) / standard deviation, any shape and floating dtype.
