@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -32,8 +33,8 @@ NORM_LINES = {"batch": "-", "cross": "--", "poly": ":", "group": "-."}
 CHANCE = 1.0
 """Test accuracy of guessing, in per cent: one class of a hundred."""
 RULE = (
-    f"All this is told apart if p < {verdicts.LEVEL}: in a paired t-test where networks are the same, else in Welch’s "
-    "two-sided test on runs. Many are compared, so chance alone tells some apart."
+    f"Told apart means p < {verdicts.LEVEL}, in a paired t-test where networks are the same, else in Welch’s two-sided "
+    "test on runs; many are compared, so chance alone tells some apart."
 )
 """What the words of the findings stand for."""
 Found = Mapping[tuple[str, str, int], Sequence[float]]
@@ -88,21 +89,11 @@ def findings(records: Sequence[dict[str, Any]]) -> list[str]:
     if not records:
         return []
     found, batch = accuracies(records), records[0]["config"]["batch"]
-    said = [
-        *_said("CrossNorm", {kind: _cross(found, kind) for kind in STATISTICS}),
-        *(
-            line
-            for mode in ("poly", "poly_measured")
-            for line in _said(
-                f"{_label(mode)}, in the same networks,", {k: _poly(records, mode, k) for k in STATISTICS}
-            )
-        ),
-        *(
-            line
-            for mode in ("group", "batch")
-            for line in _said(_name(mode, batch), {kind: _whole(found, mode, batch, kind) for kind in STATISTICS})
-        ),
-    ]
+    said = _said("CrossNorm", partial(_cross, found))
+    for mode in ("poly", "poly_measured"):
+        said += _said(f"{_label(mode)}, in the same networks,", partial(_poly, records, mode))
+    for mode in ("group", "batch"):
+        said += _said(_name(mode, batch), partial(_whole, found, mode, batch))
     rule = [RULE] if said and any(len(values) > 1 for values in found.values()) else []
     return [*trouble(records), *said, *rule]
 
@@ -225,16 +216,16 @@ def _place(differences: Sequence[float], p: float, runs: int) -> tuple[str, str]
     return (where, by) if runs > 1 else (f"in single runs {where}", by.removesuffix(" in single runs"))
 
 
-def _said(subject: str, found: Mapping[str, Places]) -> list[str]:
+def _said(subject: str, places: Callable[[str], Places]) -> list[str]:
     """Where something is beside others with running statistics, and what is otherwise with averaged ones.
 
-    >>> _said("CrossNorm", {kind: {("batch", 4): ("behind", "−2.00 points")} for kind in STATISTICS})
+    >>> _said("CrossNorm", lambda statistics: {("batch", 4): ("behind", "−2.00 points")})
     ['With running statistics CrossNorm is behind BatchNorm of 4 (−2.00 points). With averaged ones it is the same.']
     """
-    running, averaged = (found.get(statistics, {}) for statistics in STATISTICS)
+    running, averaged = map(places, STATISTICS)
     start = "Beside" if subject == MODES["group"] else "With"  # it has no statistics
     if not running:
-        return [f"{start} averaged statistics {subject} is {_listed(averaged)}."] if averaged else []
+        return []
     said = f"{start} running statistics {subject} is {_listed(running)}."
     other = {key: place for key, place in averaged.items() if place[0] != running.get(key, ("", ""))[0]}
     if other:
