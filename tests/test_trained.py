@@ -216,6 +216,9 @@ def test_the_table_of_ghost_batches_has_every_test_mode(results: Path, capsys: p
     assert cli.main(["table", ghost.RECIPE, "--out", str(results)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{table.markdown()}\n\nResNet20, 2 steps on batches of 16, ")
+    assert out.endswith(f"\n{ghost.verdict(records)}\n")
+    assert "not finite: BatchNorm of 4; BatchNorm of 16; CrossNorm of 4; CrossNorm of 16." in out
+    assert " of 8 (" in out
 
 
 def test_the_page_has_them(results: Path, tmp_path: Path) -> None:

@@ -129,9 +129,8 @@ def _nothing(what: str) -> str:
 
 
 def _studies() -> dict[str, str]:
-    """Tables of other trained networks: ghost batches, and stronger weight decay."""
+    """Tables of other trained networks: stronger weight decay, and ghost batches."""
     makers: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Table]]] = {
-        "ghost_table": (ghost.RECIPE, ghost.table),
         "search_table": (SEARCH, search.table),
         "strong_table": (STRONG, search.table),
     }
@@ -140,7 +139,20 @@ def _studies() -> dict[str, str]:
         records = read_records(RESULTS, recipe)
         found[key] = make(records).markdown() if records else _nothing(f"`{recipe}`")
     found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
-    return found
+    return {**found, **_ghosts()}
+
+
+def _ghosts() -> dict[str, str]:
+    """All that came out with ghost batches, and of it what is missing and what came out of CrossNorm."""
+    records = read_records(RESULTS, ghost.RECIPE)
+    if not records:
+        return dict.fromkeys(("ghost_batches", "ghost_first"), _nothing(f"`{ghost.RECIPE}`"))
+    said = ghost.findings(records)
+    findings = "\n".join(f"- {line}" for line in said)
+    return {
+        "ghost_batches": "\n\n".join([ghost.table(records).markdown(), *ghost.prose(records), findings]),
+        "ghost_first": " ".join(said[: len(ghost.trouble(records)) + 1]),
+    }
 
 
 def _speech() -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes import TABLES, name_of
 
-__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "significance", "spread"]
+__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "shown_p", "significance", "spread"]
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -80,7 +80,15 @@ def paired_p_value(differences: Sequence[float]) -> float:
 
 def significance(one: Sequence[float], other: Sequence[float]) -> str:
     """`p_value` for people."""
-    p = p_value(one, other)
+    return shown_p(p_value(one, other))
+
+
+def shown_p(p: float) -> str:
+    """A p-value for people.
+
+    >>> shown_p(0.25), shown_p(0.0001), shown_p(math.nan)
+    ('0.250', '< 0.001', '–')
+    """
     return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
 
 

@@ -37,9 +37,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
-    """What came out, in a sentence; "" where none is made of it."""
-    study = _study(records) or table1
-    found: str = study.verdict(records) if hasattr(study, "verdict") else ""
+    """What came out, in words; "" where nothing can be said."""
+    found: str = (_study(records) or table1).verdict(records)
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .cells import by_row
 from .style import HUES, PALETTE, STYLE, finish
@@ -24,7 +25,11 @@ CAPTION = "after each epoch: mean over seeds, and their range."
 
 
 def curves_figure(
-    records: Sequence[dict[str, Any]], key: str = "test_curve", label: str = "test accuracy, %", factor: float = 100.0
+    records: Sequence[dict[str, Any]],
+    key: str = "test_curve",
+    label: str = "test accuracy, %",
+    factor: float = 100.0,
+    looks: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
     """A line for each row over epochs: the mean over its seeds, and all of their range.
 
@@ -35,6 +40,7 @@ def curves_figure(
         key: the curve, by its name in the records; less is better if it is not that of accuracy.
         label: what it shows.
         factor: from the numbers of the records to those of the picture.
+        looks: a line and a colour for each row; by the families of their noises if None.
     """
     rows = {row: [run[key] for run in runs] for row, runs in by_row(records).items()}
     tested = max((_epochs(record, key) for record in records), key=len)
@@ -44,7 +50,7 @@ def curves_figure(
         axes = figure.subplots()
         lowest, highest, peak = math.inf, 0.0, 0.0
         means: list[list[float]] = []
-        for row, (line, colour) in _looks(records).items():
+        for row, (line, colour) in (looks or _looks(records)).items():
             epochs = min(map(len, rows[row]))
             points = factor * np.array([curve[:epochs] for curve in rows[row]])
             places = tested[:epochs]
@@ -56,6 +62,7 @@ def curves_figure(
             lowest, highest = min(lowest, float(last.min())), max(highest, float(top.max()))
             peak = max(peak, float(points.max()))
         axes.set(xlabel="epoch", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         bottom = max(0.0, 2.5 * lowest - 1.5 * highest - 2)
         limits = (bottom, highest + 1) if more_is_better else (0.0, min(2.5 * highest, 1.05 * peak))
         axes.set_ylim(*limits)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from ..experiments.norms import LABELS
-from . import style
-from .cells import by_row, ran, spread
+from ..experiments.records import mean_sd
+from ..recipes import TABLES
+from . import style, verdicts
+from .cells import by_row, p_value, paired_p_value, ran, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
-__all__ = ["MODES", "RECIPE", "accuracies", "prose", "section", "table"]
+__all__ = ["MODES", "RECIPE", "accuracies", "figure", "findings", "prose", "section", "table", "trouble", "verdict"]
 
 RECIPE = "cifar100_ghost"
 MODES = {
@@ -23,6 +28,19 @@ MODES = {
 }
 """How networks are normalised in testing; the first three are the same networks."""
 STATISTICS = ("running", "averaged")
+NORM_LINES = {"batch": "-", "cross": "--", "poly": ":", "group": "-."}
+"""Of learning curves. Colours are for sizes there."""
+CHANCE = 1.0
+"""Test accuracy of guessing, in per cent: one class of a hundred."""
+RULE = (
+    f"Told apart means p < {verdicts.LEVEL}, in a paired t-test where networks are the same, else in Welch’s two-sided "
+    "test on runs; many are compared, so chance alone tells some apart."
+)
+"""What the words of the findings stand for."""
+Found = Mapping[tuple[str, str, int], Sequence[float]]
+"""What `accuracies` gives."""
+Places = Mapping[tuple[str, int], tuple[str, str]]
+"""By mode and size, where something is beside them, and by how much."""
 
 
 def accuracies(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], list[float]]:
@@ -30,7 +48,7 @@ def accuracies(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], 
     found: dict[tuple[str, str, int], list[float]] = {}
     for record in records:
         config = record["config"]
-        size = config["ghost_batch"] or config["batch"]
+        size = _size(record)
         top1 = record.get("test_modes", {}).get("top1")
         if top1 is None:  # GroupNorm, which has no statistics, or a study that failed
             top1 = {"running": {config["norm"]: 100 * record["test_curve"][-1]}}
@@ -46,15 +64,57 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
     found = accuracies(records)
     sizes = sorted({size for _, _, size in found})
     lines = []
-    for statistics in STATISTICS:
-        for mode, label in MODES.items():
-            cells = [found.get((mode, statistics, size), []) for size in sizes]
-            runs = sorted({len(values) for values in cells if values})
-            if runs:
-                name = label if mode == "group" else f"{label}, {statistics}"
-                count = "–".join(str(n) for n in dict.fromkeys((runs[0], runs[-1])))
-                lines.append([name, count, *(spread(values) if values else "–" for values in cells)])
+    kinds = [(mode, statistics) for statistics in STATISTICS for mode in MODES if mode != "group"]
+    for mode, statistics in [*kinds, ("group", "running")]:
+        cells = [found.get((mode, statistics, size), []) for size in sizes]
+        runs = sorted({len(values) for values in cells if values})
+        if runs:
+            name = MODES[mode] if mode == "group" else f"{MODES[mode]}, {statistics}"
+            count = "–".join(str(n) for n in dict.fromkeys((runs[0], runs[-1])))
+            lines.append([name, count, *(spread(values) if values else "–" for values in cells)])
     return Table(["test accuracy, %", "runs", *(f"of {size}" for size in sizes)], lines)
+
+
+def verdict(records: Sequence[dict[str, Any]]) -> str:
+    """`findings` as one paragraph; "" without records."""
+    return " ".join(findings(records))
+
+
+def findings(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What came out, in sentences; none without records.
+
+    First what is missing. Then CrossNorm beside BatchNorm of as many examples, f_poly beside BatchNorm in the same
+    networks, and what needs no repair beside all of them: GroupNorm, and BatchNorm of the whole batch.
+    """
+    if not records:
+        return []
+    found, batch = accuracies(records), records[0]["config"]["batch"]
+    said = _said("CrossNorm", partial(_cross, found))
+    for mode in ("poly", "poly_measured"):
+        said += _said(f"{_label(mode)}, in the same networks,", partial(_poly, records, mode))
+    for mode in ("group", "batch"):
+        said += _said(_name(mode, batch), partial(_whole, found, mode, batch))
+    rule = [RULE] if said and any(len(values) > 1 for values in found.values()) else []
+    return [*trouble(records), *said, *rule]
+
+
+def trouble(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What is missing of the table, and what learnt next to nothing: a sentence for each kind, if there is some.
+
+    A row should have the seeds that others have. A run whose loss is not finite leaves no record.
+    """
+    rows, seeds = by_row(records), {record["seed"] for record in records}
+    known = [config.row for config in TABLES[RECIPE]()]
+    lacking = {row: seeds - {run["seed"] for run in rows.get(row, [])} for row in dict.fromkeys([*known, *rows])}
+    failed = {row: {run["seed"] for run in runs if "failed" in run.get("test_modes", {})} for row, runs in rows.items()}
+    kinds = {
+        "No record, as not run or as the loss was not finite": [
+            row if row not in rows else f"{row}, {_seeds(its)}" for row, its in lacking.items() if its
+        ],
+        "The study of test modes failed": [f"{row}, {_seeds(its)}" for row, its in failed.items() if its],
+        f"Below {2 * CHANCE:g} %, where chance is {CHANCE:g} %, and counted all the same": _at_chance(records),
+    }
+    return [f"{kind}: {'; '.join(names)}." for kind, names in kinds.items() if names]
 
 
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -67,16 +127,160 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         "loss was not finite.",
         "“Running” statistics are those of training, “averaged” ones are taken again over many batches. PolyBatchNorm "
         "is BatchNorm’s network in another test mode: with f_poly of as many values as examples, or of as many as were "
-        "found to be independent. GroupNorm has neither batches nor statistics.",
+        "found to be independent. GroupNorm has neither batches nor statistics: its number is in the "
+        "last column.",
     ]
 
 
+def figure(records: Sequence[dict[str, Any]]) -> Figure:
+    """Learning curves: a colour for each size, a line for each normalisation."""
+    sizes = sorted({_size(record) for record in records if record["config"]["norm"] != "group"})
+    colours = [colour for name, colour in style.PALETTE.items() if name != "grey"]
+    looks = {}
+    for row, runs in by_row(records).items():
+        norm = runs[0]["config"]["norm"]
+        colour = style.PALETTE["grey"] if norm == "group" else colours[sizes.index(_size(runs[0])) % len(colours)]
+        looks[row] = (NORM_LINES[norm], colour)
+    return curves_figure(records, looks=looks)
+
+
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have."""
+    """The part of the report that these records have. What is missing stands out, and the first that was compared."""
+    said, first = findings(records), len(trouble(records)) + 1
     return Section(
         title,
-        prose(records),
+        [*prose(records), *said[first:]],
         table(records),
-        style.to_svg(curves_figure(records)),
+        style.to_svg(figure(records)),
         f"Test accuracy {CAPTION}",
+        verdicts.finding(records, " ".join(said[:first])),
     )
+
+
+def _at_chance(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Test modes in which runs are near chance, and how many are; f_poly only where it is not as with BatchNorm."""
+    counts: dict[tuple[str, int], dict[str, str]] = {}
+    for (mode, statistics, size), values in sorted(accuracies(records).items(), key=lambda item: item[0][2]):
+        low = sum(value < 2 * CHANCE for value in values)
+        counts.setdefault((mode, size), {})[statistics] = f"{low} of {len(values)} runs" if low else ""
+    said = []
+    for (mode, size), parts in counts.items():
+        if any(parts.values()) and not (mode.startswith("poly") and parts == counts.get(("batch", size))):
+            named = [f"{part} with {kind} statistics" for kind, part in parts.items() if part]
+            alike = len(set(parts.values())) == 1
+            said.append(f"{_name(mode, size)} ({next(iter(parts.values())) if alike else _and(named)})")
+    return said
+
+
+def _cross(found: Found, statistics: str) -> Places:
+    """CrossNorm beside BatchNorm of as many examples."""
+    places = {}
+    for size in sorted({size for _, _, size in found}):
+        ours, theirs = (found.get((mode, statistics, size), []) for mode in ("cross", "batch"))
+        if ours and theirs:
+            places["batch", size] = _beside(ours, theirs)
+    return places
+
+
+def _poly(records: Sequence[dict[str, Any]], mode: str, statistics: str) -> Places:
+    """f_poly beside BatchNorm, network by network."""
+    gains: dict[int, list[float]] = {}
+    for record in records:
+        top1 = record.get("test_modes", {}).get("top1", {}).get(statistics, {})
+        if {mode, "batch"} <= top1.keys():
+            gains.setdefault(_size(record), []).append(top1[mode] - top1["batch"])
+    return {("batch", size): _place(gain, paired_p_value(gain), len(gain)) for size, gain in sorted(gains.items())}
+
+
+def _whole(found: Found, mode: str, batch: int, statistics: str) -> Places:
+    """GroupNorm, or BatchNorm of the whole batch, beside all others; by how much the table says."""
+    ours = found.get((mode, "running" if mode == "group" else statistics, batch), [])
+    places = {}
+    for other in MODES:
+        for size in sorted({size for _, _, size in found}):
+            theirs = found.get((other, statistics, size), [])
+            same = mode == "batch" and size == batch and other != "cross"  # networks; GroupNorm was compared before
+            if ours and theirs and other != "group" and not same:
+                places[other, size] = (_beside(ours, theirs)[0], "")
+    return places
+
+
+def _beside(ours: Sequence[float], theirs: Sequence[float]) -> tuple[str, str]:
+    runs = min(len(ours), len(theirs))
+    return _place([mean_sd(ours)[0] - mean_sd(theirs)[0]], p_value(ours, theirs), runs)
+
+
+def _place(differences: Sequence[float], p: float, runs: int) -> tuple[str, str]:
+    """That of `verdicts.place`; of single runs it is said only once that they are."""
+    where, by = verdicts.place(mean_sd(differences)[0], p, runs, "points")
+    return (where, by) if runs > 1 else (f"in single runs {where}", by.removesuffix(" in single runs"))
+
+
+def _said(subject: str, places: Callable[[str], Places]) -> list[str]:
+    """Where something is beside others with running statistics, and what is otherwise with averaged ones.
+
+    >>> _said("CrossNorm", lambda statistics: {("batch", 4): ("behind", "−2.00 points")})
+    ['With running statistics CrossNorm is behind BatchNorm of 4 (−2.00 points). With averaged ones it is the same.']
+    """
+    running, averaged = map(places, STATISTICS)
+    start = "Beside" if subject == MODES["group"] else "With"  # it has no statistics
+    if not running:
+        return []
+    said = f"{start} running statistics {subject} is {_listed(running)}."
+    other = {key: place for key, place in averaged.items() if place[0] != running.get(key, ("", ""))[0]}
+    if other:
+        rest = ", and else the same" if len(other) < len(averaged) else ""
+        return [f"{said} {start} averaged ones it is {_listed(other)}{rest}."]
+    return [f"{said} {start} averaged ones it is the same." if averaged else said]
+
+
+def _listed(places: Places) -> str:
+    """Those on each side, by mode and size.
+
+    >>> _listed({("batch", 4): ("behind", "−2.00 points"), ("batch", 8): ("behind", "−1.00 points")})
+    'behind BatchNorm of 4 (−2.00 points) and 8 (−1.00 points)'
+    >>> _listed({("batch", 4): ("behind", ""), ("batch", 8): ("ahead of", ""), ("cross", 4): ("behind", "")})
+    'behind BatchNorm of 4, CrossNorm of 4; ahead of BatchNorm of 8'
+    """
+    sides: dict[str, dict[str, list[str]]] = {}
+    for (mode, size), (where, by) in places.items():
+        sides.setdefault(where, {}).setdefault(_label(mode), []).append(f"{size} ({by})" if by else str(size))
+    return "; ".join(
+        f"{where} {', '.join(f'{name} of {_and(sizes)}' for name, sizes in names.items())}"
+        for where, names in sides.items()
+    )
+
+
+def _and(words: Iterable[str]) -> str:
+    """Words in a row.
+
+    >>> _and(["4"]), _and(["4", "8"]), _and(["4", "8", "16"])
+    ('4', '4 and 8', '4, 8 and 16')
+    """
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _seeds(seeds: Iterable[int]) -> str:
+    names = [str(seed) for seed in sorted(seeds)]
+    return f"seed{'s' if len(names) > 1 else ''} {_and(names)}"
+
+
+def _label(mode: str) -> str:
+    """That of `MODES`, to be part of a sentence.
+
+    >>> _label("poly"), _label("cross")
+    ('PolyBatchNorm (B examples)', 'CrossNorm')
+    """
+    name, _, how = MODES[mode].partition(", ")
+    return f"{name} ({how})" if how else name
+
+
+def _name(mode: str, size: int) -> str:
+    return _label(mode) if mode == "group" else f"{_label(mode)} of {size}"
+
+
+def _size(record: dict[str, Any]) -> int:
+    """How many examples are normalised together."""
+    size: int = record["config"]["ghost_batch"] or record["config"]["batch"]
+    return size

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
-from .cells import by_row, p_value, significance
+from .cells import by_row, p_value, shown_p
 
-__all__ = ["LEVEL", "MEANING", "compared", "finding", "verdict"]
+__all__ = ["LEVEL", "MEANING", "compared", "finding", "place", "verdict"]
 
 LEVEL = 0.05
 """Welch's p below which a difference is taken for one."""
@@ -42,15 +42,28 @@ def compared(
     """
     found: dict[str, list[str]] = {}
     for other, theirs in others.items():
-        difference, p = mean_sd(ours)[0] - mean_sd(theirs)[0], p_value(ours, theirs)
-        place = "level with" if difference == 0 else words[(difference < 0) != lower]
-        chance = " in single runs" if min(len(ours), len(theirs)) < 2 else ""
-        if not math.isnan(p):  # it is one for runs that are all the same, too
-            chance = f", p = {significance(ours, theirs)}".replace("= <", "<")
-            place = place if p < LEVEL else "not told apart from"
-        size = f"{difference:+.2f} {unit}".replace("-", "−")
-        found.setdefault(place, []).append(f"{other} ({size}{chance})")
-    return ", ".join(f"{place} {' and '.join(names)}" for place, names in found.items())
+        difference, runs = mean_sd(ours)[0] - mean_sd(theirs)[0], min(len(ours), len(theirs))
+        where, by = place(difference, p_value(ours, theirs), runs, unit, lower=lower, words=words)
+        found.setdefault(where, []).append(f"{other} ({by})")
+    return ", ".join(f"{where} {' and '.join(names)}" for where, names in found.items())
+
+
+def place(
+    difference: float, p: float, runs: int, unit: str, *, lower: bool = False, words: tuple[str, str] = RACE
+) -> tuple[str, str]:
+    """On which side of others scores are that differ from them by so much, and by how much in words.
+
+    >>> place(-2.0, 0.03, 3, "points"), place(+2.0, 0.3, 3, "points")
+    (('behind', '−2.00 points, p = 0.030'), ('not told apart from', '+2.00 points, p = 0.300'))
+    >>> place(-2.0, math.nan, 1, "edits", lower=True)
+    ('ahead of', '−2.00 edits in single runs')
+    """
+    where = "level with" if difference == 0 else words[(difference < 0) != lower]
+    chance = " in single runs" if runs < 2 else ""
+    if not math.isnan(p):  # it is one for runs that are all the same, too
+        chance = f", p = {shown_p(p)}".replace("= <", "<")
+        where = where if p < LEVEL else "not told apart from"
+    return where, f"{difference:+.2f} {unit}".replace("-", "−") + chance
 
 
 def verdict(

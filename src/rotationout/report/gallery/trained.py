@@ -5,6 +5,7 @@ Each is there if its records are: `figures` looks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ...experiments.records import mean_sd
@@ -184,8 +187,8 @@ def _ghost_drawing(records: Records) -> Drawing:
         "ghost_batches",
         "CIFAR-100 with ghost batches",
         "Test accuracy of ResNet20 over the number of examples that are normalised together, steps on "
-        f"{records[0]['config']['batch']}; {records[0]['steps']:,} steps, mean ± standard deviation over runs; n is "
-        "the number of runs of a point. Left: running statistics of training. Right: averaged over many batches. "
+        f"{records[0]['config']['batch']}; {records[0]['steps']:,} steps, mean over runs, and their range; n is the "
+        "number of runs of a point. Left: running statistics of training. Right: averaged over many batches. "
         "PolyBatchNorm is BatchNorm’s network in another test mode; GroupNorm has no batches (appendix B).",
         partial(ghost_columns, records),
         draw_ghost,
@@ -193,10 +196,10 @@ def _ghost_drawing(records: Records) -> Drawing:
 
 
 def ghost_columns(records: Records) -> Columns:
-    """Test accuracy of every mode, kind of statistics and size: n, mean and standard deviation."""
+    """Test accuracy of every mode, kind of statistics and size: n, mean and standard deviation, and the range."""
     found = ghost.accuracies(records)
-    rows = [(*key, len(values), *mean_sd(values)) for key, values in sorted(found.items())]
-    return columns_of(("mode", "statistics", "size", "n", "mean", "sd"), rows)
+    rows = [(*key, len(values), *mean_sd(values), min(values), max(values)) for key, values in sorted(found.items())]
+    return columns_of(("mode", "statistics", "size", "n", "mean", "sd", "lowest", "highest"), rows)
 
 
 def draw_ghost(columns: Columns) -> Figure:
@@ -206,36 +209,45 @@ def draw_ghost(columns: Columns) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
+        lines: dict[str, Any] = {}
         for axes, statistics in zip(panels, ghost.STATISTICS, strict=True):
             for place, (mode, label) in enumerate(ghost.MODES.items()):
-                colour, marker = MODE_LOOKS[mode]
-                mine = [row for row in rows if row["mode"] == mode and row["statistics"] == statistics]
-                if mode == "group":
-                    _level(axes, [row for row in rows if row["mode"] == mode], label, PALETTE[colour])
-                elif mine:
-                    axes.errorbar(
-                        [sizes.index(row["size"]) + 0.06 * (place - 1.5) for row in mine],  # bars do not overlap
-                        [row["mean"] for row in mine],
-                        yerr=[row["sd"] if row["n"] > 1 else 0.0 for row in mine],
-                        color=PALETTE[colour],
-                        marker=marker,
-                        label=f"{label} ({_count(mine)})",
-                        markersize=4,
-                        linewidth=1,
-                        capsize=2,
-                    )
+                kind = "running" if mode == "group" else statistics
+                mine = [row for row in rows if row["mode"] == mode and row["statistics"] == kind]
+                if mine:
+                    draw = _level if mode == "group" else partial(_sized, sizes=sizes, shift=0.06 * (place - 1.5))
+                    lines.setdefault(f"{label} ({_count(mine)})", draw(axes, mine, *MODE_LOOKS[mode]))
             axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
             axes.set(title=f"{statistics} statistics", xlabel="examples normalised together")
             finish(axes)
         panels[0].set_ylabel("test accuracy, %")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+        figure.legend(lines.values(), lines, loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
-def _level(axes: Axes, rows: Sequence[dict[str, Any]], label: str, colour: str) -> None:
-    """One value for all sizes, if there is one."""
-    for row in rows:
-        axes.axhline(row["mean"], color=colour, linewidth=1, linestyle="--", label=f"{label} ({_count(rows)})")
+def _sized(
+    axes: Axes, rows: Sequence[dict[str, Any]], colour: str, marker: str, sizes: Sequence[float], shift: float
+) -> ErrorbarContainer:
+    """A point for each size, moved to the side so that bars do not overlap; no line over a size that is missing."""
+    found = {row["size"]: row for row in rows}
+    points = [found.get(size, {"mean": math.nan, "lowest": math.nan, "highest": math.nan}) for size in sizes]
+    return axes.errorbar(
+        [place + shift for place in range(len(sizes))],
+        [point["mean"] for point in points],
+        yerr=[[abs(point[edge] - point["mean"]) for point in points] for edge in ("lowest", "highest")],
+        color=PALETTE[colour],
+        marker=marker,
+        markersize=4,
+        linewidth=1,
+        capsize=2,
+    )
+
+
+def _level(axes: Axes, rows: Sequence[dict[str, Any]], colour: str, marker: str) -> Line2D:
+    """One value for all sizes, and the range of its runs."""
+    row = rows[0]
+    axes.axhspan(row["lowest"], row["highest"], color=PALETTE[colour], alpha=0.18, linewidth=0)
+    return axes.axhline(row["mean"], color=PALETTE[colour], linewidth=1, linestyle="--")
 
 
 def _lines(axes: Axes, columns: Columns, wanted: dict[str, str]) -> None:
