@@ -88,6 +88,22 @@ def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(option in shown for option in options), (command, options)
 
 
+def test_messages_that_pages_help_with_are_raised() -> None:
+    """The table of from_dropout.md is found by the words of an error."""
+    page = (DOCS / "from_dropout.md").read_text(encoding="utf-8").partition("## Troubleshooting")[2]
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    cases: list[tuple[torch.nn.Module, Any]] = [
+        (ro.RotationOut2d(0.2), torch.ones(1, 8, 1, 1)),
+        (ro.RotationOut(0.2), torch.ones(4, 1)),
+        (ro.RotationOut(0.2), packed),
+    ]
+    quoted = re.findall(r"^\| `([^`]+)`", page, flags=re.M)
+    for words, (layer, given) in zip(quoted, cases, strict=True):
+        parts = ".*".join(re.escape(part.strip(" ,")) for part in words.split("…"))
+        with pytest.raises((TypeError, ValueError), match=parts):
+            layer(given)
+
+
 def test_what_commands_print_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A console after Python code, which is a file of the user's: the same words, and nearly the same numbers."""
     before, shown = "", 0

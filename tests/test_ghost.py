@@ -70,9 +70,9 @@ def sentence(records: Records, start: str) -> str:
 
 def test_crossnorm_is_beside_batchnorm_of_as_many_examples() -> None:
     assert sentence(runs(), "With running statistics CrossNorm") == (
-        "With running statistics CrossNorm is behind BatchNorm of 4 (−6.00 points, p < 0.001); not told apart from "
-        "BatchNorm of 8 (+0.05 points, p = 0.573) and 128 (+0.00 points, p = 1.000); ahead of BatchNorm of 16 "
-        "(+1.00 points, p < 0.001). With averaged ones it is the same."
+        "With running statistics CrossNorm is behind BatchNorm of 4 (−6.00 points, p < 0.001); not significantly "
+        "different from BatchNorm of 8 (+0.05 points, p = 0.573) and 128 (+0.00 points, p = 1.000); ahead of BatchNorm "
+        "of 16 (+1.00 points, p < 0.001). With averaged ones it is the same."
     )
 
 
@@ -96,7 +96,7 @@ def test_poly_is_paired_by_network() -> None:
     assert "is behind BatchNorm of 4 (−0.30 points, p < 0.001), 8 (" in said
     assert said.endswith(" and 128 (−0.30 points, p < 0.001). With averaged ones it is the same.")
     level = sentence(records, "With running statistics PolyBatchNorm (measured B), in the same networks, is ")
-    assert "is not told apart from BatchNorm of 4 (+0.00 points, p = 1.000), 8 (" in level
+    assert "is not significantly different from BatchNorm of 4 (+0.00 points, p = 1.000), 8 (" in level
 
 
 def test_what_needs_no_repair_is_beside_all_others() -> None:
@@ -107,14 +107,15 @@ def test_what_needs_no_repair_is_beside_all_others() -> None:
         for name in ("BatchNorm", "PolyBatchNorm (B examples)", "PolyBatchNorm (measured B)", "CrossNorm")
     )
     assert sentence(runs(), "Beside running statistics GroupNorm is ") == (
-        f"Beside running statistics GroupNorm is ahead of {others}; not told apart from {level}; behind {beyond}. "
-        "Beside averaged ones it is behind BatchNorm of 8, PolyBatchNorm (measured B) of 8, CrossNorm of 8; not told "
-        "apart from PolyBatchNorm (B examples) of 8, and else the same."
+        f"Beside running statistics GroupNorm is ahead of {others}; not significantly different from {level}; "
+        f"behind {beyond}. "
+        "Beside averaged ones it is behind BatchNorm of 8, PolyBatchNorm (measured B) of 8, CrossNorm of 8; not "
+        "significantly different from PolyBatchNorm (B examples) of 8, and else the same."
     )
     assert sentence(runs(), "With running statistics BatchNorm of 128 is ") == (
         "With running statistics BatchNorm of 128 is ahead of BatchNorm of 4, 8 and 16, PolyBatchNorm (B examples) of "
-        "4, 8 and 16, PolyBatchNorm (measured B) of 4, 8 and 16, CrossNorm of 4, 8 and 16; not told apart from "
-        "CrossNorm of 128. With averaged ones it is the same."
+        "4, 8 and 16, PolyBatchNorm (measured B) of 4, 8 and 16, CrossNorm of 4, 8 and 16; not significantly "
+        "different from CrossNorm of 128. With averaged ones it is the same."
     ), "its own networks in other test modes are paired, and not compared here"
 
 

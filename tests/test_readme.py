@@ -81,14 +81,14 @@ def test_accuracies_on_digits_are_those_of_the_record() -> None:
     none, dropout, turned = (
         percent([run.test_accuracy for run in study.select(noise)]) for noise in ("none", "dropout", "rotationout")
     )
-    assert f"accuracy is {none} without noise, {dropout} with Dropout, {turned} with RotationOut:" in TEXT
+    assert f"accuracy is {none} without noise, {dropout} with Dropout, {turned} with RotationOut." in TEXT
     assert f"RotationOut − Dropout is {difference(study)} " in TEXT
     examples = (study.settings["train_examples"], f"{study.settings['test_examples']:,}")
-    assert "{} to learn from, {} to test on".format(*examples) in TEXT
-    for p in study.rates:  # "likewise at p = …"
+    assert "{} training and {} test examples".format(*examples) in TEXT
+    for p in study.rates:  # "also negative at p = …"
         mean, error = study.paired_difference("rotationout", "dropout", p)
         assert mean + error < 0
-        assert f"{p:g}" in TEXT.partition("likewise at")[2][:40] or p == study.p
+        assert f"{p:g}" in TEXT.partition("also negative at")[2][:40] or p == study.p
 
 
 def test_errors_in_speech_are_those_of_the_records() -> None:
@@ -97,7 +97,7 @@ def test_errors_in_speech_are_those_of_the_records() -> None:
     assert len(edits) == 8
     assert all(len(values) == 5 for values in edits.values())
     none, dropout, rotation = (spread(edits[row]) for row in ("none", "dropout keep 0.9", "rotation"))
-    assert f"errors in an utterance are {none} without, {dropout} with Dropout, {rotation} with RotationOut." in TEXT
+    assert f"Errors per utterance are {none} without, {dropout} with Dropout, {rotation} with RotationOut." in TEXT
     for row, values in edits.items():  # nor in negative_results.md is one told from none
         assert row == "none" or p_value(values, edits["none"]) > LEVEL
 

@@ -141,11 +141,11 @@ def test_the_verdict_counts_what_is_clear(results: Path) -> None:
     said = shift.verdict(records)
     (alone,) = [r for r in records if r["row"] == "Dropout-b" and r["seed"] == 0]
     sure = [alone, {**alone, "seed": 1}]
-    assert "taken again: better with 1, worse with 0 of 1." in shift.verdict(sure)
+    assert "recalibrated: better with 1, worse with 0 of 1." in shift.verdict(sure)
     assert "× keep rate: better with 0, worse with 1 of 1;" in shift.verdict(sure)
     assert "× keep rate: better with 0, worse with 2 of 3; closed form: better with 0, worse with 0 of 2;" in said
-    assert "taken again: better with 3, worse with 0 of 3." in said
-    assert "taken again: better with 0, worse with 0 of 3." in shift.verdict([r for r in records if r["seed"] == 0])
+    assert "recalibrated: better with 3, worse with 0 of 3." in said
+    assert "recalibrated: better with 0, worse with 0 of 3." in shift.verdict([r for r in records if r["seed"] == 0])
 
 
 def test_the_table_of_blocks_says_where_the_shift_is_most(results: Path) -> None:

@@ -70,7 +70,7 @@ def rule(function: Rule) -> Rule:
 
 @rule
 def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
-    """Noise straight before a normalisation layer.
+    """Noise directly before a normalisation layer.
 
     In training the layer divides by the deviation of noisy features, larger by √(1 + λ) or more on the whole. BatchNorm
     records it and uses it for clean features (section 3.2). LayerNorm and its like divide by the deviation of their
@@ -96,7 +96,7 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def double_noise(view: View) -> Iterator[tuple[str, str]]:
-    """A noise straight after another, as Dropout after a rotation.
+    """A noise directly after another, such as Dropout after a rotation.
 
     Together they are stronger than either: 1 + λ is the product (1 + λ₁)(1 + λ₂). Noise on weights, on whole branches
     and on images does not count.
@@ -108,7 +108,7 @@ def double_noise(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def block_larger_than_map(view: View) -> Iterator[tuple[str, str]]:
-    """Blocks that are larger than the map they are laid on.
+    """Blocks that are larger than the feature map.
 
     They are clipped to it: the noise then covers a whole axis of the map, or nothing. (torchvision's DropBlock raises
     an error if the clipped size is even.)
@@ -124,7 +124,7 @@ def block_larger_than_map(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
-    """Noise about a batch mean that was given a single example.
+    """Noise about a batch mean, called with a single example.
 
     On vectors that is an error in training. On maps and sequences the mean is that of one example instead of that of
     the features: the part that all its positions have in common gets no noise.
@@ -137,7 +137,7 @@ def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
-    """Noise about a batch mean on sequences of a model in which a step must not see later ones.
+    """Noise about a batch mean on sequences, in a model where a step must not see later steps.
 
     The mean is over the time steps too, so in training every step contains a part of later ones.
     """
@@ -188,7 +188,7 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def never_in_training(view: View) -> Iterator[tuple[str, str]]:
-    """A noise that stays in testing mode when the model is put in training mode: it never acts.
+    """A noise that stays in eval mode when the model is put in training mode, so it never acts.
 
     That happens if the model overrides ``train`` to keep a part of itself in testing mode.
     """
@@ -199,7 +199,7 @@ def never_in_training(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def detached(view: View) -> Iterator[tuple[str, str]]:
-    """A noise that was inserted and has lost its hook, so it never acts.
+    """An inserted noise whose hook is gone, so it never acts.
 
     SyncBatchNorm.convert_sync_batchnorm causes that, as it rebuilds modules.
     """
@@ -214,7 +214,7 @@ def detached(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def never_called(view: View) -> Iterator[tuple[str, str]]:
-    """A noise that was not called in a run of the model in training mode: it is not used, or only its p is read."""
+    """A noise that was not called when the model ran in training mode: it is unused, or only its p is read."""
     if view.ran:
         for name in view.noises:
             if not view.flow.calls[name]:
@@ -223,7 +223,7 @@ def never_called(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
-    """Dropout as a function in the code of a model.
+    """Dropout called as a function in the code of a model.
 
     It works, but tools that look for modules do not see it: swap, Schedule, sampling.
     """
@@ -235,7 +235,7 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def other_axis(view: View) -> Iterator[tuple[str, str]]:
-    """A noise with its features on another axis than its neighbours.
+    """A noise that takes a different axis for the features than its neighbours do.
 
     RotationOut and, by default, CentredDropout take features on the last axis, which on maps is the width.
     """
@@ -249,7 +249,7 @@ def other_axis(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def rotation_on_attention(view: View) -> Iterator[tuple[str, str]]:
-    """A rotation of attention weights, or of values that are not negative and sum to one like them.
+    """A rotation of attention weights, or of other non-negative values that sum to one.
 
     They are a distribution over positions, not features: after a rotation some of them are negative.
     """
@@ -260,7 +260,7 @@ def rotation_on_attention(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def shared_batchnorm(view: View) -> Iterator[tuple[str, str]]:
-    """A BatchNorm layer that is called several times in a pass.
+    """A BatchNorm layer that is called several times in one pass.
 
     In training every call is normalised by its own statistics, in testing all of them by one average.
     """
@@ -272,7 +272,7 @@ def shared_batchnorm(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def batchnorm_statistics(view: View) -> Iterator[tuple[str, str]]:
-    """BatchNorm whose testing mode does not use statistics of the trained model.
+    """BatchNorm whose eval mode does not use statistics of the model as it is.
 
     With ``momentum=None`` they are an average over all of training, early weights included; with ``momentum=0`` they
     never change; with ``track_running_stats=False`` there are none, and an output depends on the rest of its batch.

@@ -76,8 +76,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     tested = f"{first['config']['held_out']:,} training images held out" if first["config"]["held_out"] else "test set"
     return [
         f"{first['steps']:,} steps, weight decay {first['weight_decay']:g}; accuracy on the {tested}. Mean ± standard "
-        f"deviation over runs; {ran(records)}. p: Welch’s test on the last ten epochs, against no noise and against "
-        "the best Dropout.",
+        f"deviation over runs; {ran(records)}. p is from Welch’s test on the last ten epochs, against no noise and "
+        "against the best Dropout.",
     ]
 
 

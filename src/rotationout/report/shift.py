@@ -33,7 +33,7 @@ STATES = {
     "trained": "as trained",
     "divided": "× keep rate",
     "corrected": "closed form",
-    "recalibrated": "taken again",
+    "recalibrated": "recalibrated",
 }
 """The states in which a trained network was measured, and what its running variances are in each."""
 R_KEYS = ("r_mean", "r_max")
@@ -136,13 +136,13 @@ def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are, and what came out."""
     said = [
-        f"Runs of {records[0]['steps']:,} steps; {ran(records)}. The noise has λ = 1, a keep rate of ½: -a straight "
-        "before the first BatchNorm layer of every block of the third stage, -b before its second convolution. r = "
-        "max(train / test, test / train) of the variance before the BatchNorm layer behind it: mean over channels and "
-        "blocks. All are means over runs ± standard deviation.",
-        "Test accuracy as trained, and what a repair of the running variances adds to it in percentage points: times "
-        "the keep rate, the paper’s correction, which it tried on all forms; by the closed form, where there is one; "
-        "taken again with the noise off.",
+        f"Runs of {records[0]['steps']:,} steps; {ran(records)}. The noise has λ = 1, a keep rate of ½. It is "
+        "directly before the first BatchNorm layer of every block of the third stage (-a) or before its second "
+        "convolution (-b). r = max(train / test, test / train) of the variance before the next BatchNorm layer, mean "
+        "over channels and blocks. All values are means over runs ± standard deviation.",
+        "The table gives test accuracy as trained, and what each repair of the running variances adds to it in "
+        "percentage points: times the keep rate, the paper’s correction, which it tried on all forms; the closed form, "
+        "where one exists; and recalibration with the noise off.",
     ]
     sides = [said for said in (compared_shift(records), compared_coadaptation(records)) if said]
     if sides:

@@ -89,9 +89,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     ]
     if "the paper's" in table1(records).header:
         said.append(
-            "The paper’s numbers are over 5 runs. A star: ours differs from the paper’s by more than two standard "
-            "errors of the difference. p: Welch’s test on the last ten epochs, against no noise and against Dropout as "
-            "strong."
+            "The paper’s numbers are over 5 runs. A star marks a number that differs from the paper’s by more than two "
+            "standard errors of the difference. p is from Welch’s test on the last ten epochs, against no noise and "
+            "against Dropout of the same strength."
         )
     return said
 

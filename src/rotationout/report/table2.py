@@ -28,7 +28,7 @@ PAPER = {
 }
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
 al. 2018. Whether they are of the best epoch or of the last is not said."""
-STAR = "A star: ours differs from the paper’s by more than two standard errors of the difference."
+STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
 """What RotationOut is compared with: that which drops where it turns."""
 
@@ -72,8 +72,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
         f"{ran(records)}.",
         f"Sides of the blocks in the third and fourth stage: {_blocks(records)}.",
-        "The paper’s numbers are of ImageNet at 224 pixels, those of RotationOut over 5 runs, the others by Ghiasi et "
-        "al. p: Welch’s test on top-1 accuracy, against no noise, and against Dropout or DropBlock."
+        "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "
+        "others. p is from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
     ]
 

@@ -25,7 +25,7 @@ PAPER: dict[str, tuple[str, str, str]] = {
 }
 """AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. How many runs they are of is not said."""
 MEASURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-STAR = "A star: ours differs from the paper’s by more than two of its standard errors; the paper prints none."
+STAR = "A star marks a number more than two of its standard errors from the paper’s, which has no error printed."
 RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9, block 5"}
 """What RotationOut is compared with: the noise of the same kind."""
 
@@ -70,8 +70,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
         f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
         f"deviation over runs; {ran(records)}.",
-        "The paper’s numbers are of COCO, its RotationOut starts from ImageNet’s weights, and it does not say of how "
-        "many runs they are. p: Welch’s test on AP, against no noise and against Dropout or DropBlock."
+        "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
+        "number of runs. p is from Welch’s test on AP, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "coco" else ""),
     ]
 

@@ -29,7 +29,7 @@ PAPER = {
     "rotation, variational weight drop keep 0.9": "6.4",
 }
 """Edit distances on WSJ's eval92 as printed, by our rows. How many runs they are of is not said."""
-STAR = "A star: ours differs from the paper’s by more than two of its standard errors; the paper prints none."
+STAR = "A star marks a number more than two of its standard errors from the paper’s, which has no error printed."
 RIVALS = {
     "rotation": "locked keep 0.7",
     "rotation, variational weight drop keep 0.9": "locked keep 0.8, variational weight drop keep 0.8",
@@ -93,10 +93,10 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"standard deviation over runs; {ran(records)}.",
     ]
     if first["config"]["held_out"]:
-        said.append("p: Welch’s test on the edit distance, against no noise.")
+        said.append("p is from Welch’s test on the edit distance, against no noise.")
     else:
         said.append(
-            "The paper’s numbers are of WSJ, and it does not say of how many runs. p: Welch’s test on the edit "
+            "The paper’s numbers are for WSJ; it does not give the number of runs. p is from Welch’s test on the edit "
             "distance, against no noise and against the best of the paper’s other noises, without and with weight drop."
             + (f" {STAR}" if first["recipe"] == "wsj" else "")
         )

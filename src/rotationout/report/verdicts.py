@@ -14,8 +14,8 @@ __all__ = ["LEVEL", "MEANING", "compared", "finding", "place", "verdict"]
 LEVEL = 0.05
 """Welch's p below which a difference is taken for one."""
 MEANING = (
-    f"Rows are told apart if p < {LEVEL} in Welch’s two-sided test on their runs; many are compared, so chance alone "
-    "tells some apart."
+    f"Rows differ significantly if p < {LEVEL} in Welch’s two-sided test on their runs. Many rows are compared, so "
+    "some differ significantly by chance alone."
 )
 """What the words here stand for."""
 SINGLE = "Some rows are single runs: their differences may be chance."
@@ -34,7 +34,7 @@ def compared(
     """Where scores stand beside those of others; ``lower`` ones may be the better ones, for which the first word is.
 
     >>> compared([6.0, 6.2, 6.1], {"none": [9.1, 9.0, 9.2], "locked": [6.0, 6.3, 6.2]}, "edits", lower=True)
-    'ahead of none (−3.00 edits, p < 0.001), not told apart from locked (−0.07 edits, p = 0.567)'
+    'ahead of none (−3.00 edits, p < 0.001), not significantly different from locked (−0.07 edits, p = 0.567)'
     >>> compared([70.0], {"none": [71.0], "dropout": [70.5]}, "points")
     'behind none (−1.00 points in single runs) and dropout (−0.50 points in single runs)'
     >>> compared([70.0], {"none": [70.0]}, "points"), compared([70.0, 70.0], {"none": [70.0, 70.0]}, "points")
@@ -54,7 +54,7 @@ def place(
     """On which side of others scores are that differ from them by so much, and by how much in words.
 
     >>> place(-2.0, 0.03, 3, "points"), place(+2.0, 0.3, 3, "points")
-    (('behind', '−2.00 points, p = 0.030'), ('not told apart from', '+2.00 points, p = 0.300'))
+    (('behind', '−2.00 points, p = 0.030'), ('not significantly different from', '+2.00 points, p = 0.300'))
     >>> place(-2.0, math.nan, 1, "edits", lower=True)
     ('ahead of', '−2.00 edits in single runs')
     """
@@ -62,7 +62,7 @@ def place(
     chance = " in single runs" if runs < 2 else ""
     if not math.isnan(p):  # it is one for runs that are all the same, too
         chance = f", p = {shown_p(p)}".replace("= <", "<")
-        where = where if p < LEVEL else "not told apart from"
+        where = where if p < LEVEL else "not significantly different from"
     return where, f"{difference:+.2f} {unit}".replace("-", "−") + chance
 
 
@@ -85,10 +85,10 @@ def verdict(
         lower: whether lower ones are better.
         words: for a score that is better, and for one that is not.
 
-    >>> runs = [("none", 9.1), ("none", 9.2), ("locked", 7.0), ("locked", 8.0), ("turned", 6.1), ("turned", 6.3)]
+    >>> runs = [("none", 9.1), ("none", 9.2), ("locked", 7.0), ("locked", 8.0), ("ours", 6.1), ("ours", 6.3)]
     >>> records = [{"row": row, "distance": edits} for row, edits in runs]
-    >>> verdict(records, {"turned": "locked"}, "distance", "edits", lower=True)
-    'Turned is ahead of none (−2.95 edits, p = 0.006), not told apart from locked (−1.30 edits, p = 0.223).'
+    >>> verdict(records, {"ours": "locked"}, "distance", "edits", lower=True)
+    'Ours is ahead of none (−2.95 edits, p = 0.006), not significantly different from locked (−1.30 edits, p = 0.223).'
     """
     rows = by_row(records) if records else {}
     scores = {row: [run[score] for run in runs if score in run] for row, runs in rows.items()}

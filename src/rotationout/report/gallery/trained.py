@@ -44,7 +44,7 @@ PANELS = {
     "trained": "running variance as trained",
     "divided": "times the keep rate",
     "corrected": "by the closed form",
-    "recalibrated": "taken again, noise off",
+    "recalibrated": "recalibrated, noise off",
 }
 """What the states of `rotationout.report.shift.STATES` are called above a panel."""
 WIDE = 8.0
@@ -91,9 +91,9 @@ def _shift_drawings(records: Records) -> list[Drawing]:
         Drawing(
             "variance_shift_repaired",
             "Variance shift of trained networks, repaired",
-            "r of the variance by which the BatchNorm layer divides in testing and that of its input there, mean over "
-            "channels: as trained, times the keep rate (the paper’s repair, on all forms), by the closed form where "
-            f"there is one, and taken again with the noise off. 1 is no shift. {how}.",
+            "r between the variance that the BatchNorm layer divides by in eval mode and that of its input there, "
+            "mean over channels: as trained, times the keep rate (the paper’s repair, on all forms), by the closed "
+            f"form where one exists, and recalibrated with the noise off. 1 means no shift. {how}.",
             compute,
             draw_repairs,
         ),
