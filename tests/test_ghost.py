@@ -1,8 +1,10 @@
 """What is said of ghost batches follows their records, also where runs are missing or learnt nothing."""
 
 import importlib
+import itertools
 import json
 import math
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ pytest.importorskip("scipy")
 
 from rotationout import cli
 from rotationout.experiments.classification import ClassificationConfig
-from rotationout.experiments.results import record_path
+from rotationout.experiments.results import read_records, record_path
 from rotationout.recipes import TABLES
 from rotationout.report import cifar100, ghost, verdicts, whole
+from rotationout.report.cells import p_value
 from rotationout.report.gallery import trained
 
 ROOT = Path(__file__).parents[1]
@@ -274,3 +277,25 @@ def test_bars_are_the_range_of_runs_and_no_line_goes_over_a_gap(tmp_path: Path) 
     assert [math.isnan(value) for value in line.get_ydata()] == [False, True, False, False]
     low, high = ranges.get_segments()[0][:, 1]
     assert (low, high) == pytest.approx((1.0, 44.1)), "and not below no accuracy at all"
+
+
+def test_what_pages_say_of_ghost_batches_is_so_in_the_records() -> None:
+    """reproducing.md and negative_results.md."""
+    found = ghost.accuracies(read_records(ROOT / "results", ghost.RECIPE))
+    means = {key: statistics.fmean(values) for key, values in found.items()}
+    assert {len(values) for values in found.values()} == {3}
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8").replace("\n", " ")
+    lost = means["batch", "running", 128] - means["batch", "running", 4]
+    assert f"With 4 examples BatchNorm is {lost:.1f} points below BatchNorm of 128" in page
+    assert max(means.values()) < 50, "no network is fully trained"
+    changes = []
+    for kind, size in itertools.product(ghost.STATISTICS, BATCH):
+        batch, group = found["batch", kind, size], found["group", "running", 128]
+        changes.append(means["poly_measured", kind, size] - means["batch", kind, size])
+        assert max(group) + 5 < min(batch)
+        if size < 128:
+            assert p_value(found["cross", kind, size], batch) < verdicts.LEVEL
+            assert means["cross", kind, size] < means["batch", kind, size]
+            assert means["poly", kind, size] < means["batch", kind, size] - 5
+    assert max(abs(change) for change in changes) < 0.7
+    assert max(changes) < 0.1

@@ -27,19 +27,23 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     assert {run["steps"] for row in labels for run in ROWS[row]} == {64_000}
 
 
-def test_rotations_are_ahead_of_no_noise_and_less_so_of_dropout() -> None:
-    """README.md, reproducing.md and negative_results.md."""
+def test_rotations_are_ahead_of_no_noise_and_by_chance_perhaps_of_dropout() -> None:
+    """README.md, reproducing.md, choosing.md and negative_results.md."""
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8").replace("\n", " ")
     ahead, level = (p_value(POINTS[ROTATION], POINTS[other]) for other in (NONE, DROPOUT))
     assert ahead < LEVEL < level
     assert f"RotationOut is ahead of no noise (p-value {ahead:.3f})." in README
-    assert f"Its lead over Dropout is not significant (p-value {level:.3f})" in README
+    assert f"not significant (p-value {level:.3f})" in README
     ours = {row: statistics.fmean(values) for row, values in POINTS.items()}
     theirs = {row: float(text.split()[0]) for row, text in PRINTED.items()}
-    assert abs(ours[ROTATION] - ours[NONE] - 2) < 0.1
-    assert 0 < ours[ROTATION] - ours[DROPOUT] < theirs[ROTATION] - theirs[DROPOUT]
-    assert not any(differs(POINTS[row], PRINTED[row]) for row in (NONE, ROTATION))
-    assert differs(POINTS[DROPOUT], PRINTED[DROPOUT])
-    assert ours[DROPOUT] > theirs[DROPOUT]
+    over_none, lead = ours[ROTATION] - ours[NONE], ours[ROTATION] - ours[DROPOUT]
+    assert f"RotationOut is {over_none:.1f} points above no noise (p-value {ahead:.3f})" in page
+    assert f"It is {lead:.2f} points above Dropout" in page
+    assert f"where the paper has {theirs[ROTATION] - theirs[DROPOUT]:.2f}" in page
+    assert f"that lead is not significant (p-value {level:.3f})" in page
+    assert {len(POINTS[row]) for row in (NONE, DROPOUT, ROTATION)} == {3}
+    assert {len(POINTS[row]) for row in ("dropout keep 0.9", "rotation default sigma 0.333")} == {1}
+    assert not any(differs(POINTS[row], PRINTED[row]) for row in (NONE, DROPOUT, ROTATION))
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in ROWS.items()}
     assert losses[NONE] < 0.02, "by heart"
 
@@ -55,11 +59,10 @@ def test_the_last_blocks_are_less_coadapted_with_rotations() -> None:
         return [k for k in range(count) if max(blocks[row][k]) < min(blocks[other][k])]
 
     assert below(ROTATION, DROPOUT) == list(range(count))
-    assert {count - 3, count - 2, count - 1} <= set(below(ROTATION, NONE))
-    assert below(DROPOUT, NONE) == [count - 2, count - 1]
-    assert {len(blocks[row][0]) for row in (NONE, DROPOUT, ROTATION)} == {2}, "in a sixth of cases by chance"
-    middle = set(range(count // 3, 2 * count // 3))
+    assert [k for k in below(ROTATION, NONE) if k] == list(range(count - 4, count)), "besides the first block"
+    assert below(DROPOUT, NONE) == [count - 1]
+    assert {len(blocks[row][0]) for row in (NONE, DROPOUT, ROTATION)} == {3}, "in one case of twenty by chance"
     for row in (DROPOUT, ROTATION):
-        assert middle <= set(below(NONE, row)), "the more co-adapted ones in the middle of the stage"
+        assert set(range(1, count // 2)) <= set(below(NONE, row)), "the more co-adapted ones in the first half"
         means = {of: [statistics.fmean(run["coadaptation"]["value"]) for run in ROWS[of]] for of in (row, NONE)}
         assert min(means[row]) > max(means[NONE]), "and on average"
