@@ -194,6 +194,19 @@ def test_without_noise_least_squares_of_smallest_norm(regressor: Any) -> None:
 
 
 @pytest.mark.parametrize("regressor", REGRESSORS)
+def test_the_direction_that_centring_removes_has_no_weight(regressor: Any) -> None:
+    """Rounding leaves it a singular value of about eps, which must not be divided by."""
+    for seed in range(60):
+        X = np.random.default_rng(seed).normal(1, 1, size=(6 + seed % 12, 40))
+        y = np.arange(len(X), dtype=float)
+        weights = regressor(0.0).fit(X, y).coef_
+        Z = X - X.mean(0)
+        scale = 1 if regressor is RotationOutRegressor else np.sqrt((Z**2).sum(0))
+        expected = np.linalg.lstsq(Z / scale, y - y.mean(), rcond=1e-12)[0] / scale
+        np.testing.assert_allclose(weights, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("regressor", REGRESSORS)
 def test_a_far_mean_costs_no_digits_and_constant_features_no_sense(regressor: Any) -> None:
     X, y, _ = data(300, 6, mean=0)
     near = regressor(0.2).fit(X, y)

@@ -101,7 +101,9 @@ def solve(sample: Sample, noise: Noise, lam: float, solver: str = "auto", tol: f
         return _solve_dual(z, t, penalty)
     if lam > 0 and z.dtype == np.float32:  # 24 bits are too few for normal equations here, 53 are not
         return solve(sample.double(), noise, lam, solver, tol).astype(np.float32)
-    weights: Array = lstsq(z, t, overwrite_a=True, overwrite_b=True, check_finite=False)[0]
+    # Centring leaves a singular value of zero, up to rounding. NumPy's cutoff ignores it; SciPy's may not.
+    cutoff = max(z.shape) * float(np.finfo(z.dtype).eps)
+    weights: Array = lstsq(z, t, cond=cutoff, overwrite_a=True, overwrite_b=True, check_finite=False)[0]
     return weights / penalty.scale[:, None]
 
 
