@@ -296,7 +296,7 @@ def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (2, ["--short-side", "8"], "short_side must be at least size = 16, got 8"),
         (2, ["--last-stages", "5"], "noise can be in the last 4 stages at most, got 5"),
         (2, ["--block-sizes", "3"], "block_sizes must be one for each of the last 2 stages, got (3,)"),
-        (2, ["--stages", "3"], "is no field of imagewoof"),
+        (2, ["--stages", "3"], "imagewoof has no such field"),
     ):
         assert cli.main(["train", "imagewoof", *common, *wrong]) == code
         assert message in said(capsys)
