@@ -55,7 +55,7 @@ class Noise(_DropoutNd):
         """The drop probability of the equally strong Dropout.
 
         Setting it changes a tensor on the device, not the graph: a compiled or captured model follows a schedule
-        without recompiling, except once when p becomes zero or ceases to be.
+        without recompiling, except once when p becomes zero or stops being zero.
         """
         return self._p
 

@@ -67,9 +67,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     return [
         f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
-        f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
-        f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
-        f"deviation over runs; {ran(records)}.",
+        f"{config['crop']} pixels; average precision in per cent on the {config['test_split']} split, "
+        f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. "
+        f"Mean ± standard deviation over runs; {ran(records)}.",
         "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
         "number of runs. p is from Welch’s test on AP, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "coco" else ""),

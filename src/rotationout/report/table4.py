@@ -85,7 +85,11 @@ def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]
-    tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
+    tested = (
+        "speakers held out of the training set"
+        if first["config"]["held_out"]
+        else f"the {first['config']['test_split']} split"
+    )
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     said = [
         f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
