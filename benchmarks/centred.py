@@ -1,10 +1,10 @@
 """Where the time of RotationOut about a batch mean goes on a GPU: ``python -m benchmarks.centred``.
 
-For each tensor, medians in µs of forward, backward and both in CUDA graphs, beside a device-to-device copy and torch's
-own Dropouts; then every kernel of one forward and backward, by name, with its launches and mean time, with kernels that
-start only when the one before has ended: else the time they wait would count. ``--without`` takes single ideas back, by
-the constants of `rotationout.kernels.triton.sizes`, and shows the same totals of the noise that each is about: all of
-them if none is named after it. Written as JSON under benchmarks/results/.
+For each tensor, medians in µs of forward, backward and both in CUDA graphs, compared with a device-to-device copy and
+torch's own Dropouts. Then every kernel of one forward and backward, with its name, launches and mean time; here each
+kernel starts only after the one before has ended, as the time spent waiting would count otherwise. ``--without`` turns
+single optimisations off, by the constants of `rotationout.kernels.triton.sizes`, and shows the same totals for the
+noises concerned; without a name it tries all of them. Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .gpu import P, features_of, label
 from .records import RESULTS, write
 
 SHOWN = "batch mean", "running mean", "permutation", "permutation, batch mean"
-"""The noises of which every kernel is shown."""
+"""The noises whose kernels are all shown."""
 Case = tuple[torch.dtype, tuple[int, ...], bool]
 Values = dict[str, Any]
 LARGE: Case = (torch.bfloat16, (256, 256, 56, 56), False)
@@ -58,12 +58,12 @@ CASES = [
     LONG_ROWS,
     LONG_ROWS_FP32,
 ]
-"""Maps have the default draw, a permutation for each example; rows a structured pairing each, and one permutation for
-all of them where it says so. Stages: of ResNet-50."""
+"""Maps use the default draw, a permutation for each example; rows use a structured pairing each, or one permutation for
+all of them where the name says so. Stages are those of ResNet-50."""
 
 
 class Idea(NamedTuple):
-    """The constants as they are without it, the tensors it is about, and on which of `noises` it is put to the test."""
+    """The constants without the optimisation, the tensors that it concerns, and the `noises` to test it on."""
 
     values: Values
     cases: list[Case]
@@ -115,11 +115,11 @@ IDEAS: dict[str, Idea] = {
     "running mean backwards": Idea({"BACKWARDS": False}, [LARGE, LONG_ROWS, LONG_ROWS_FP32], "running mean"),
     "overlap": Idea({"OVERLAP": False}, CASES[:9]),
 }
-"""Some put to the test what is not done."""
+"""Some turn on what is off by default, to test that choice."""
 
 
 def captured(noise: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:
-    """Medians of a forward as in training, a backward, and both: the time of the device alone."""
+    """Medians of a forward as in training, a backward, and both: GPU time only."""
     x = x.detach().requires_grad_()
     grad = torch.randn_like(x)
     forward = _replayed(lambda: noise(x), x)
@@ -217,7 +217,7 @@ def run(case: Case, ideas: list[str]) -> dict[str, Any]:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print what was measured of a tensor."""
+    """Print what was measured for a tensor."""
     copy, dropout = row["copy_us"], row["noises"]["nn.Dropout"]["both_us"]
     print(f"\n{row['tensor']}: copy {copy:.1f} µs")
     taken_back = {f"{IDEAS[idea].noise} without {idea}": times for idea, times in row["without"].items()}
@@ -240,9 +240,9 @@ def _median(action: Callable[[], Any]) -> float:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--without", nargs="*", choices=IDEAS, help="ideas to take back, one after the other")
+    parser.add_argument("--without", nargs="*", choices=IDEAS, help="optimisations to turn off, one after the other")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     options = parser.parse_args()
     ideas = [] if options.without is None else options.without or list(IDEAS)
     rows = []

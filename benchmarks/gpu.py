@@ -1,7 +1,7 @@
 """Time and memory of noise layers on a GPU: ``python -m benchmarks.gpu``.
 
-Medians with the 20th and 80th percentile, in µs, beside a device-to-device copy of the same tensor: one read and one
-write, the least any out-of-place layer can do. Written as JSON under benchmarks/results/, named by GPU and torch.
+Medians with the 20th and 80th percentile, in µs, compared with a device-to-device copy of the same tensor: one read and
+one write, the minimum for any out-of-place layer. Written as JSON under benchmarks/results/, named by GPU and torch.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def measure(noise: Noise, x: Tensor) -> dict[str, Any]:
 
 
 def measure_captured(noise: Noise, x: Tensor) -> dict[str, Any]:
-    """Forward and backward in a CUDA graph: the time of the device alone."""
+    """Forward and backward in a CUDA graph: GPU time only."""
     x = x.detach().requires_grad_()
     grad = torch.randn_like(x)
 
@@ -153,7 +153,7 @@ def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     options = parser.parse_args()
     rows = [row for case in SHAPES for row in run(case, measure)]
     rows += [row for case in SMALL for row in run(case, measure_captured)]

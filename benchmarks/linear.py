@@ -1,7 +1,7 @@
-"""Time and memory of linear models under noise, beside scikit-learn's: ``python -m benchmarks.linear``.
+"""Time and memory of linear models under noise, compared with scikit-learn's: ``python -m benchmarks.linear``.
 
-Fits take turns, round after round, and what counts is the ratio to Ridge, or to RidgeCV with as many candidates. Last
-come 10,000 features, by both solvers. Writes a record to benchmarks/results/.
+Fits take turns, round after round; the result is the ratio to Ridge, or to RidgeCV with as many candidates. At the end,
+10,000 features with both solvers. Writes a record to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def data(n: int, features: int) -> tuple[Any, Any]:
 
 
 def side_by_side(shapes: list[tuple[int, int]], models: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
-    """Seconds of each fit; the first model is what the others are compared with."""
+    """Seconds of each fit; the others are compared with the first model."""
     rows: list[dict[str, Any]] = []
     for shape in shapes:
         x, y = data(*shape)

@@ -1,8 +1,9 @@
 """Whether LSTMs overlap on a GPU: ``python -m benchmarks.lstm``, half a minute.
 
 Several LSTMs of one layer and one direction, forward + backward in fp16, each captured in a CUDA graph on a stream of
-its own: in cuDNN, and a frame at a time; and the latter all in one launch. Time per LSTM falls with their number if
-they overlap. It is what `benchmarks.speech` rests on. Written as JSON under benchmarks/results/.
+its own: with cuDNN, and with kernels that go frame by frame; the latter also with all LSTMs in one launch. If LSTMs
+overlap, the time per LSTM falls as their number grows, which explains the results of `benchmarks.speech`. Written as
+JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=320)
     parser.add_argument("--inputs", type=int, default=INPUTS)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")

@@ -1,9 +1,9 @@
 """What a noise costs a whole network on a GPU: ``python -m benchmarks.models``.
 
 A training step of ResNet-50 (bf16, channels_last, noise before every 3×3 convolution of the last two stages), of a
-transformer block (noise on its three hidden states) and of conv–BN–ReLU–noise–conv, eager and compiled. For the last
-torch.compile is also given the plain expression to fuse, against calling the kernels. The last two are small, so their
-steps are captured in CUDA graphs: what counts is the device. Variants take turns, a few steps each; medians with the
+transformer block (noise on its three hidden states) and of conv–BN–ReLU–noise–conv, eager and compiled. For the last,
+torch.compile also fuses the plain expression, to compare with calling the kernels. The last two are small, so their
+steps are captured in CUDA graphs, which measures GPU time only. Variants take turns, a few steps each; medians with the
 20th and 80th percentile in ms. Written as JSON under benchmarks/results/.
 """
 
@@ -137,7 +137,7 @@ def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     parser.add_argument("--no-resnet-compile", action="store_true", help="compiling ResNet-50 takes minutes")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []

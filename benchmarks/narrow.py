@@ -1,14 +1,15 @@
-"""Kernels for networks of few channels beside torch's, on a GPU: ``python -m benchmarks.narrow``, about a minute.
+"""Kernels for networks of few channels against torch's, on a GPU: ``python -m benchmarks.narrow``, about a minute.
 
-First layers of ResNet110 by themselves, in bf16 and channels_last, captured in CUDA graphs: convolution, gradients of
-its input and its weight (torch's are given weights that are rounded already), BatchNorm with a residual and a ReLU; and
-two residual blocks, forward and backward. Then training steps of ResNet110 on random images, several runs side by side,
-and a test on a thousand of them. ``--search`` times other tiles of the kernels, ``--tiles`` those that it is given, one
-at a time: ``convolved:16=256,3,8`` is 256 positions, 3 taps, 8 warps for 16 channels; see
-`rotationout.experiments.narrow.tiles`. ``--streams 8`` times layers as eight runs side by side do them, where not the
-latency of a kernel counts but what it takes away from others: that is what tiles should be chosen by. ``--without``
-turns off what may not pay, by its name; give another ``--out`` with any of these. Written as JSON under
-benchmarks/results/.
+First come single layers of ResNet110, in bf16 and channels_last, captured in CUDA graphs: convolution, gradients of its
+input and its weight (torch gets weights that are rounded already), BatchNorm with a residual and a ReLU; and two
+residual blocks, forward and backward. Then training steps of ResNet110 on random images, several runs side by side, and
+a test on a thousand images. Written as JSON under benchmarks/results/.
+
+``--search`` times other tiles of the kernels, ``--tiles`` the given ones, one at a time: ``convolved:16=256,3,8`` means
+256 positions, 3 taps and 8 warps for 16 channels; see `rotationout.experiments.narrow.tiles`. ``--streams 8`` times
+layers as in eight runs side by side, where the latency of a kernel matters less than the resources that it takes from
+others: choose tiles by these times. ``--without`` turns off single optimisations by name. Give another ``--out`` with
+any of these options.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ WITHOUT = {
 def microseconds(works: list[Callable[[], object]]) -> float:
     """Of one call among many in a graph: maps are in the cache as far as they fit, as in a network.
 
-    Several works, each with maps of its own, are done side by side on streams of their own, as by several runs; what is
-    told is the time of all of them together for each call.
+    Several pieces of work, each with its own maps, run side by side on their own streams, as in several runs; the
+    result is the time of all of them together per call.
     """
     streams = [torch.cuda.Stream() for _ in works]
     graphs = [_captured(work, stream) for work, stream in zip(works, streams, strict=True)]
@@ -149,7 +150,7 @@ def time_layers(streams: int) -> list[dict[str, Any]]:
 
 
 def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]], streams: int) -> list[dict[str, Any]]:
-    """What a tile decides about, with it; one that the GPU has no room for says so."""
+    """Time what a tile affects, with that tile; prints a note if the tile does not fit on the GPU."""
     rows = []
     for kind, channels, numbers in chosen:
         for name in TOUCHED[kind]:
@@ -165,7 +166,7 @@ def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]], streams: int)
 
 
 def runs_of(kernels: str, row: str, count: int) -> list[Classification]:
-    """Runs of Table 1 on random images, so many that no epoch ends."""
+    """Runs of Table 1 on random images, enough of them that no epoch ends."""
     device = torch.device("cuda")
     base = {config.row: config for config in TABLES["cifar100_resnet110_authors"]()}[row]
     config = base.replace(kernels=kernels, steps=1_000_000, milestones=(), studies=())
@@ -229,7 +230,7 @@ def main() -> None:
     parser.add_argument("--tiles", nargs="+", type=parsed, default=[], metavar="KIND:CHANNELS=NUMBERS")
     parser.add_argument("--without", nargs="+", choices=list(WITHOUT), default=[], help="turn this off")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")

@@ -1,4 +1,4 @@
-"""Tiles that ``benchmarks/narrow.py`` can try for the kernels for few channels, and how it is told of others."""
+"""Tiles that ``benchmarks/narrow.py`` tries for the kernels for few channels, and how to give it others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOUCHED = {
     "normalised": ("norm after sums",),
     "reversed": ("norm and gradient after sums",),
 }
-"""What each of these tables decides about."""
+"""What each of these tables affects."""
 SEARCHED: dict[str, dict[int, list[tuple[int, ...]]]] = {
     "convolved": {
         16: [
@@ -51,7 +51,7 @@ SEARCHED: dict[str, dict[int, list[tuple[int, ...]]]] = {
         64: [(4096, 4, 64), (2048, 2, 128), (1024, 2, 128)],
     },
 }
-"""What ``--search`` tries besides what there is."""
+"""What ``--search`` tries besides the current tiles."""
 
 
 def parsed(text: str) -> tuple[str, int, tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """What inserting a noise costs, on the CPU: ``python -m benchmarks.placing``.
 
 Seconds to insert into a ResNet-152, and a training step of ResNet-18 with noise inserted before the convolutions of its
-last two stages beside the same network with the noise written into it by hand, taking turns in one run.
+last two stages, compared with the same network with the noise written into it by hand. Both take turns in one run.
 """
 
 from __future__ import annotations

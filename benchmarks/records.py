@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def write(folder: Path, name: str, commit: str, record: dict[str, Any], device: str = "cuda") -> Path:
-    """Write a record named by what was measured, device and torch; where it was written."""
+    """Write a record, named by what was measured, the device and torch; returns its path."""
     commit = commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     machine: dict[str, Any] = {"torch": str(torch.__version__), "python": platform.python_version(), "commit": commit}
     if device == "cuda":

@@ -1,7 +1,7 @@
-"""Time of recurrent networks with noises, on a GPU if there is one: ``python -m benchmarks.recurrent``.
+"""Time of recurrent networks with noises, on a GPU if available: ``python -m benchmarks.recurrent``.
 
-Forward + backward of `rotationout.nn.NoisyLSTM` beside what one would write by hand, one-layer nn.LSTMs with nn.Dropout
-between them, taking turns in one run; what counts is the ratio. Written as JSON under benchmarks/results/.
+Forward + backward of `rotationout.nn.NoisyLSTM`, compared with what one would write by hand: one-layer nn.LSTMs with
+nn.Dropout between them. Both take turns in one run; the result is the ratio. Written as JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def networks(size: Size) -> dict[str, nn.Module]:
 
 
 def step(network: nn.Module, x: Tensor | PackedSequence) -> None:
-    """Forward and backward, once, to the end of what the device has to do."""
+    """Forward and backward, once, until the device has finished."""
     network.zero_grad()
     output, _ = network(x)
     (output.data if isinstance(output, PackedSequence) else output).sum().backward()
@@ -120,7 +120,7 @@ def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

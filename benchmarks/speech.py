@@ -1,7 +1,7 @@
 """Time of training steps of Table 4 on a GPU: ``python -m benchmarks.speech``, about a minute.
 
 Runs of speech recognition on made-up utterances of one length, several side by side in each of several processes: with
-cuDNN's LSTMs, and with kernels that go frame by frame. What counts is the time per run and step. Several processes take
+cuDNN's LSTMs, and with kernels that go frame by frame. The result is the time per run and step. Several processes take
 turns unless NVIDIA's MPS is running (``nvidia-cuda-mps-control -d``). Written as JSON under benchmarks/results/.
 """
 
@@ -59,7 +59,7 @@ class Timed(Recognition):
 
 
 def utterances(frames: int, device: torch.device) -> Corpus:
-    """As many as AN4 has in an epoch, whose end the host waits for, and one to test on."""
+    """As many utterances as AN4 has in an epoch, at whose end the host waits, and one to test on."""
     count = 29 * SpeechConfig.batch + 1
     made = Features(
         frames=torch.randn(count * frames, FEATURES).half(),
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", default="", help="what the tree was, where git cannot say")
+    parser.add_argument("--commit", default="", help="the commit that is measured, if git is not available")
     options = parser.parse_args()
     rows = []
     choices = (options.variants, options.copies, options.processes, options.tiles)

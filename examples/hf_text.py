@@ -1,6 +1,6 @@
 """A text classifier of Hugging Face with its Trainer: Dropout on hidden states swapped for rotations, and a callback.
 
-python examples/hf_text.py   (random weights and a vocabulary of its own; any AutoModel works alike)
+python examples/hf_text.py   (random weights and its own vocabulary; any AutoModel works the same way)
 """
 
 import tempfile
@@ -16,7 +16,7 @@ WORDS = sorted({word for text in PRAISE + BLAME for word in text.split()})
 
 
 class ScheduleCallback(TrainerCallback):
-    """Moves a strength schedule on after every optimizer step."""
+    """Advances a strength schedule after every optimizer step."""
 
     def __init__(self, schedule: ro.Schedule) -> None:
         self.schedule = schedule
@@ -38,7 +38,7 @@ def encode(text: str, label: int, length: int = 6) -> dict[str, torch.Tensor]:
 
 
 def main(steps: int = 60) -> float:
-    """Learn the sentences above; the accuracy on them."""
+    """Learn the sentences above, and return the accuracy on them."""
     torch.manual_seed(0)
     data = [encode(text, label) for label, texts in enumerate((BLAME, PRAISE)) for text in texts]
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -15,7 +15,7 @@ import rotationout as ro
 
 
 class Classifier(L.LightningModule):
-    """A small network; it knows nothing of the noise."""
+    """A small network, written without noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Classifier(L.LightningModule):
 
 
 class ScheduleCallback(L.Callback):
-    """Moves a strength schedule on after every batch; Lightning saves and loads its state."""
+    """Advances a strength schedule after every batch; Lightning saves and loads its state."""
 
     def __init__(self, schedule: ro.Schedule) -> None:
         self.schedule = schedule
@@ -43,7 +43,7 @@ class ScheduleCallback(L.Callback):
 
 
 def main(epochs: int = 10, **trainer: Any) -> float:
-    """Train on handwritten digits; the accuracy on held-out ones."""
+    """Train on handwritten digits, and return the accuracy on held-out ones."""
     L.seed_everything(0, verbose=False)
     pixels, labels = (torch.tensor(values) for values in load_digits(return_X_y=True))
     pixels = pixels.float() / 16

@@ -1,4 +1,4 @@
-"""A plain training loop: noise inserted into a network, its strength ramped up, and an answer with its spread.
+"""A plain training loop: insert noise into a network, ramp its strength up, and predict with an uncertainty.
 
 python examples/plain_loop.py
 """
@@ -11,7 +11,7 @@ import rotationout as ro
 
 
 def main(epochs: int = 20, batch_size: int = 64, ramp: int = 200) -> float:
-    """Train on handwritten digits; the accuracy on held-out ones."""
+    """Train on handwritten digits, and return the accuracy on held-out ones."""
     torch.manual_seed(0)
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16

@@ -1,6 +1,6 @@
 """A ResNet of timm with the paper's placement: rotations before every convolution of the last two stages.
 
-python examples/timm_resnet.py   (random weights; pretrained=True where they can be downloaded)
+python examples/timm_resnet.py   (random weights; use pretrained=True if you can download weights)
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import rotationout as ro
 
 
 def main(name: str = "resnet18", epochs: int = 3, batch_size: int = 32, **options: Any) -> float:
-    """Train on handwritten digits; the accuracy on held-out ones."""
+    """Train on handwritten digits, and return the accuracy on held-out ones."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     digits = load_digits()

@@ -105,7 +105,7 @@ MISTAKES = [
     ("train an4 --data . --steps many", 2, "'--steps': must be INT, for instance 100, got 'many'"),
     ("train an4 --data . --milestones 1,x", 2, "'--milestones': must be INT,INT,…, for instance 2,3, got '1,x'"),
     ("train an4 --data file", 1, "file does not hold the features of a corpus, or is damaged; it must be what"),
-    ("train an4 --data . --stages 2", 2, "'--stages': this is no field of an4; its fields are --noise, --p,"),
+    ("train an4 --data . --stages 2", 2, "'--stages': an4 has no such field; its fields are --noise, --p,"),
     ("train an4 --data . --noise rotatoin", 2, "did you mean 'rotation'?"),
     ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
     ("score bccd --data nowhere", 2, "'nowhere' does not exist"),
@@ -118,7 +118,7 @@ MISTAKES = [
     ("train an4 --data . --seed 4294967296", 2, "'--seed': must be at most 4294967295, got 4294967296"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
-    ("table an4", 1, "there are no records of an4 in results yet; rotationout sweep an4 makes them"),
+    ("table an4", 1, "there are no records of an4 in results yet; run rotationout sweep an4"),
     ("table wsj --out damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("table an4 --out damaged", 1, "none_seed0.json is not the record of a run: it must have a row, a seed"),
     ("report --out out --results damaged --no-theory", 1, "is not the record of a run"),
@@ -127,20 +127,20 @@ MISTAKES = [
     ("report --out out --benchmarks study --no-theory", 1, "study/ops_cpu.json is damaged"),
     ("table cifar100_ghost --results lacking", 1, "lacking/cifar100_ghost is damaged"),
     ("figures batchnorm_study --results study", 1, "study/small_batch.json is damaged"),
-    ("report --out file", 1, "file: a folder must be there, not a file"),
-    ("demo --p 0", 2, "0 would compare no noise with no noise"),
-    ("demo --out file", 1, "file: a folder must be there, not a file"),
+    ("report --out file", 1, "file: this must be a folder, not a file"),
+    ("demo --p 0", 2, "noises do nothing at p = 0"),
+    ("demo --out file", 1, "file: this must be a folder, not a file"),
     ("bench --shape 4", 2, "must be N,D or N,T,D or N,C,H,W, for instance 128,64,32,32, got '4'"),
     ("bench --shape 4,1", 2, "must have at least 2 features, D or C, to pair, got '4,1'"),
     ("bench --dtype int8", 2, "must be one of 'float32'"),
     ("bench --out nowhere/record.json", 2, "there is no folder 'nowhere' to write to"),
     ("bench --p 1", 2, "p is a drop probability"),
-    ("bench --p 0", 2, "0 would time layers that do nothing"),
-    ("bench --out .", 2, "must be a file, and '.' is a folder"),
-    ("bench --shape 99999999999999999999,2", 2, "has more elements than a tensor can have"),
+    ("bench --p 0", 2, "layers do nothing at p = 0"),
+    ("bench --out .", 2, "must be a file, but '.' is a folder"),
+    ("bench --shape 99999999999999999999,2", 2, "must not have more elements than a tensor can have"),
     ("bench --shape 1000000000,1000000000", 1, "there is not enough memory: "),
     ("bench --threads 1000000", 2, "Invalid value for '--threads'"),
-    ("features . .", 2, "must be a file, and '.' is a folder"),
+    ("features . .", 2, "must be a file, but '.' is a folder"),
     ("score bccd --data . --results damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("score bccd --data . --results lacking", 1, "none_seed0.json is damaged, or not what its name says: KeyError"),
     (
@@ -307,7 +307,7 @@ def test_help_says_types_of_values_alone_and_which_tables_have_a_field() -> None
     runner = CliRunner()
     train = " ".join(re.sub("[│╭╮╰╯─]", " ", runner.invoke(app.build(["train"]), ["train", "--help"]).stdout).split())
     assert "--json Print JSON." in train
-    assert "--seed INT Of weights" in train
+    assert "--seed INT Seed of weights" in train
     assert "object detection, speech recognition: epochs from test to test" in train
     assert "--stages INT,INT,… CIFAR-100: the stages that have the noise. object detection: so many of" in train
     assert "One of resnet20, resnet110, wrn28_10." in train

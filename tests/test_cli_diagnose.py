@@ -144,7 +144,7 @@ def test_tables_for_people(here: Path, capsys: Any) -> None:
     shown = capsys.readouterr().out
     assert "| layer | channels | r mean | r max | stored r mean | stored r max |" in shown
     assert "\n| 0 | 8 | 64* |" in shown
-    assert "*: fewer than 10 rows a feature" in shown
+    assert "*: fewer than 10 rows per feature" in shown
     assert shown.endswith("[noise-before-normalisation]\n")
 
 
@@ -155,10 +155,10 @@ def test_a_large_shift_is_pointed_out_unless_it_was_repaired(here: Path, capsys:
     assert r["10"] > r["6"] > diagnose.LARGE_SHIFT
     assert r["2"] > diagnose.LARGE_SHIFT
     assert found["advice"] == (
-        f"10: r = {r['10']:.4g} (2 more above 1.2); repair what is stored with recalibrate_batchnorm_(model, batches)"
+        f"10: r = {r['10']:.4g} (2 more above 1.2); repair running_var with recalibrate_batchnorm_(model, batches)"
     )
     assert cli.main(["diagnose", "my_models:trained", "--data", "my_models:more", "--device", "cpu"]) == 0
-    assert f"running_var\n\n{found['advice']}\n\n" in capsys.readouterr().out
+    assert f"running_var and the testing variance\n\n{found['advice']}\n\n" in capsys.readouterr().out
     found = printed(capsys, "my_models:repaired", "--data", "my_models:more")
     assert max(layer["r_mean"] for layer in found["variance_shift"]) > 1.5, "training is what it was"
     assert found["advice"] is None
@@ -237,7 +237,7 @@ def test_wide_layers_are_left_out(here: Path, capsys: Any, monkeypatch: pytest.M
 
 MISTAKES = [
     ("my_models", 2, "must be pkg.module:name, for instance my_project.models:build_model, got 'my_models'"),
-    ("my_modles:build", 2, "there is no module 'my_modles', neither in"),
+    ("my_modles:build", 2, "there is no module 'my_modles' in"),
     ("my_models:biuld", 2, "my_models has no 'biuld'; did you mean 'build'?"),
     ("./my_models.py:build", 2, "must be pkg.module:name"),
     ("my_script:build", 1, "my_script cannot be imported: SystemExit: 2 ("),
@@ -254,8 +254,16 @@ MISTAKES = [
     ("my_models:build --data none", 2, "must be a file (.pt, .pth, .npy, .npz) or pkg.module:name of batches"),
     ("my_models:build --data my_models:number", 2, "must be or return batches, a DataLoader or a list, got int"),
     ("my_models:build --data my_models:nothing", 1, "my_models:nothing is empty"),
-    ("my_models:build --data text.pt", 1, "text.pt cannot be read: it is damaged, or holds something else"),
-    ("my_models:build --data text.npy", 1, "text.npy cannot be read: it is damaged, or holds something else"),
+    (
+        "my_models:build --data text.pt",
+        1,
+        "text.pt cannot be read: it is damaged, or holds something other than tensors",
+    ),
+    (
+        "my_models:build --data text.npy",
+        1,
+        "text.npy cannot be read: it is damaged, or holds something other than arrays",
+    ),
     ("my_models:build --data many.npz", 1, "many.npz must hold one array, or the inputs as x; it holds a, b"),
     (
         "my_models:build --data words.pt",

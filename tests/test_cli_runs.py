@@ -18,7 +18,7 @@ def test_time_that_runs_out_is_an_exit_code_of_its_own(plane: list[str], tmp_pat
     words = ["sweep", "plane", "--seeds", "0", *plane, "--json"]
     assert cli.main([*words, "--minutes", "0"]) == 3
     shown = capsys.readouterr()
-    assert "2 runs are left; run the same command again to go on" in shown.err
+    assert "2 runs are not finished; run the same command again to continue" in shown.err
     assert json.loads(shown.out) == []
     assert cli.main(words) == 0
     records = json.loads(capsys.readouterr().out)
@@ -47,7 +47,7 @@ def test_an_interrupted_run_is_told(plane: list[str], monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sweep, "sweep", interrupted)
     assert cli.main(["train", "plane", *plane]) == 130
-    assert "interrupted; run the same command again to go on" in said(capsys)
+    assert "interrupted; run the same command again to continue" in said(capsys)
 
 
 def test_options_that_a_noise_does_not_have_are_a_mistake(plane: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

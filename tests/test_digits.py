@@ -114,7 +114,7 @@ def test_one_seed_has_no_error(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--p", "1"], "must be in [0, 1)"),
-        (["--p", "0"], "no noise"),
+        (["--p", "0"], "nothing to compare"),
         (["--p", "nan"], "must be in [0, 1)"),
         (["--p", "half"], "must be a number in (0, 1), got 'half'"),
         (["--seeds", "0"], "'--seeds'"),

@@ -86,7 +86,7 @@ def test_averaged_statistics_are_told_where_they_are_otherwise() -> None:
             record["test_modes"]["top1"]["averaged"]["cross"] += 7
     said = sentence(records, "With running statistics CrossNorm")
     assert said.endswith(
-        " With averaged ones it is ahead of BatchNorm of 4 (+1.00 points, p < 0.001), and else the same."
+        " With averaged ones it is ahead of BatchNorm of 4 (+1.00 points, p < 0.001), and otherwise the same."
     )
 
 
@@ -109,11 +109,11 @@ def test_what_needs_no_repair_is_beside_all_others() -> None:
         f"{name} of 16 and 128"
         for name in ("BatchNorm", "PolyBatchNorm (B examples)", "PolyBatchNorm (measured B)", "CrossNorm")
     )
-    assert sentence(runs(), "Beside running statistics GroupNorm is ") == (
-        f"Beside running statistics GroupNorm is ahead of {others}; not significantly different from {level}; "
+    assert sentence(runs(), "Compared with running statistics GroupNorm is ") == (
+        f"Compared with running statistics GroupNorm is ahead of {others}; not significantly different from {level}; "
         f"behind {beyond}. "
-        "Beside averaged ones it is behind BatchNorm of 8, PolyBatchNorm (measured B) of 8, CrossNorm of 8; not "
-        "significantly different from PolyBatchNorm (B examples) of 8, and else the same."
+        "Compared with averaged ones it is behind BatchNorm of 8, PolyBatchNorm (measured B) of 8, CrossNorm of 8; not "
+        "significantly different from PolyBatchNorm (B examples) of 8, and otherwise the same."
     )
     assert sentence(runs(), "With running statistics BatchNorm of 128 is ") == (
         "With running statistics BatchNorm of 128 is ahead of BatchNorm of 4, 8 and 16, PolyBatchNorm (B examples) of "
@@ -137,7 +137,7 @@ def test_what_is_missing_is_said_first() -> None:
     records = [run for run in runs() if (run["row"], run["seed"]) not in gone]
     first, *others = ghost.findings(records)
     assert first == (
-        "No record, as not run or as the loss was not finite: BatchNorm of 8, seeds 0 and 2; CrossNorm of 4; "
+        "No record, because not run or because the loss was not finite: BatchNorm of 8, seeds 0 and 2; CrossNorm of 4; "
         "GroupNorm, seed 1."
     )
     said = " ".join(others)
@@ -166,7 +166,8 @@ def test_runs_at_chance_are_named() -> None:
     one(records, "BatchNorm of 16", 2)["test_modes"]["top1"]["running"]["poly"] = 0.5
     one(records, "GroupNorm", 0)["test_curve"][-1] = 0.0101
     assert ghost.trouble(records) == [
-        "Below 2 %, where chance is 1 %, and counted all the same: BatchNorm of 4 (1 of 3 runs); CrossNorm of 8 (3 of "
+        "Test accuracy below 2 % (chance is 1 %), but counted nevertheless: BatchNorm of 4 (1 of 3 runs); "
+        "CrossNorm of 8 (3 of "
         "3 runs with running statistics); PolyBatchNorm (B examples) of 16 (1 of 3 runs with running statistics); "
         "GroupNorm (1 of 3 runs)."
     ]
@@ -243,7 +244,9 @@ def test_the_table_and_the_page_say_it(tmp_path: Path, capsys: pytest.CaptureFix
     ]
     assert said["rows"][-1]["of 128"] == "58.00 ± 0.10"
     made = ghost.section("", records)
-    assert made.finding.startswith("No record, as not run or as the loss was not finite: CrossNorm of 4. With running ")
+    assert made.finding.startswith(
+        "No record, because not run or because the loss was not finite: CrossNorm of 4. With running "
+    )
     assert made.finding.endswith("With averaged ones it is the same."), "what comes after is not so prominent"
     assert " ".join([made.finding, *made.prose[2:]]) == ghost.verdict(records)
     page = whole.write(tmp_path, tmp_path / "results", figures=False).read_text(encoding="utf-8")

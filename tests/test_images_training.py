@@ -296,7 +296,7 @@ def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (2, ["--short-side", "8"], "short_side must be at least size = 16, got 8"),
         (2, ["--last-stages", "5"], "noise can be in the last 4 stages at most, got 5"),
         (2, ["--block-sizes", "3"], "block_sizes must be one for each of the last 2 stages, got (3,)"),
-        (2, ["--stages", "3"], "is no field of imagewoof"),
+        (2, ["--stages", "3"], "imagewoof has no such field"),
     ):
         assert cli.main(["train", "imagewoof", *common, *wrong]) == code
         assert message in said(capsys)
@@ -317,6 +317,6 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[4].startswith("| rotation | 3 | 82.13 ± 0.15 | 77.87 ± 0.34 | 83.13 ± 0.15 | 92.13 ± 0.15 | 93.94")
     assert lines[4].endswith("| < 0.001 | < 0.001 |")
     assert lines[6].startswith("80 epochs on 900 images of 10 classes, crops of 128 pixels, batches of 256; ")
-    assert lines[-1].startswith("Rotation is ahead of none (+2.03 points, p < 0.001) and dropout keep 0.7 (+1.63 ")
+    assert lines[-1].startswith("Rotation is ahead of no noise (+2.03 points, p < 0.001) and dropout keep 0.7 (+1.63 ")
     records = results.read_records(tmp_path, "imagewoof")
     assert [line[0] for line in table2(records).rows] == list(scores)

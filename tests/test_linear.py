@@ -342,7 +342,7 @@ def test_wrong_data() -> None:
     with pytest.raises(ValueError, match="positive"):
         RotationOutRegressor().fit(np.eye(3), np.arange(3.0), np.zeros(3))
     folds = [(np.arange(2), np.arange(2, 4)), (np.arange(2, 4), np.arange(2))]
-    with pytest.raises(ValueError, match="cv leaves a fold to learn from whose rows all have sample_weight 0"):
+    with pytest.raises(ValueError, match="cv has a training fold whose rows all have sample_weight 0"):
         DropoutRegressorCV(cv=folds).fit(np.eye(4), np.arange(4.0), np.array([0.0, 0, 1, 1]))
     with pytest.raises(ValueError, match="at least 3 samples"):
         RotationOutRegressorCV().fit(np.eye(2), np.arange(2.0))

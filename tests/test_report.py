@@ -106,7 +106,7 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     shown = capsys.readouterr()
     assert shown.out.strip() == str(tmp_path / "index.html")
-    assert f"there is no folder {nothing}: the page will be without records of runs" in shown.err
+    assert f"there is no folder {nothing}: the page will have no records of runs" in shown.err
     assert "no records yet of Table 1a, 1b: ResNet110 on CIFAR-100;" in (tmp_path / "index.html").read_text("utf-8")
 
 

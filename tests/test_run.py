@@ -143,7 +143,7 @@ def test_fields_of_a_task_are_options_and_those_of_others_are_refused(
     assert record["recipe"] == "plane_inputs=2_weights=1.0-0.5"
     assert record["config"]["weights"] == [1.0, 0.5]
     assert cli.main(["train", "plane", *plane, "--stages", "2"]) == 2
-    assert "'--stages': this is no field of plane; its fields are --noise, --p, --noise-options" in said(capsys)
+    assert "'--stages': plane has no such field; its fields are --noise, --p, --noise-options" in said(capsys)
     assert cli.main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "Fields of all tables" in shown

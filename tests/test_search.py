@@ -73,7 +73,7 @@ def test_the_best_are_what_the_search_found() -> None:
 def test_what_is_best_is_chosen_by_the_mean() -> None:
     runs = [record(BASE, 70.0), record(BASE, 74.0, 1), record("rotation sigma 0.333", 73.0)]
     assert search.chosen([*runs, record("dropout keep 0.8", 71.0)]) == ("dropout keep 0.8", "rotation sigma 0.333")
-    with pytest.raises(ValueError, match="no records with dropout; rotationout sweep cifar100_resnet110_search"):
+    with pytest.raises(ValueError, match="no records with dropout; run rotationout sweep cifar100_resnet110_search"):
         search.chosen(runs)
 
 

@@ -146,7 +146,7 @@ def test_verdict_counts_what_is_clear() -> None:
     ]
     study = SmallBatchStudy({}, results)
     assert "worse in 1 (by" in report.verdict(study, "poly")
-    assert report.verdict(study, "poly").endswith("worse: 8 running.")
+    assert report.verdict(study, "poly").endswith("worse: batches of 8 (running).")
     assert "better than BatchNorm in 0 of 1 comparisons, worse in 0" in report.verdict(study, "cross")
 
 

@@ -30,7 +30,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
     monkeypatch.setattr(Run, "advance", lambda self: pytest.fail("it was too late"))
     (tmp_path / "file").touch()
     assert cli.main(["train", "plane", *plane, option, str(tmp_path / "file" / "deep")]) == 1
-    assert "a folder must be there, not a file" in said(capsys)
+    assert "this must be a folder, not a file" in said(capsys)
     # Whoever runs the tests may be allowed everything.
     monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)
     assert cli.main(["train", "plane", *plane, option, str(tmp_path / "kept")]) == 1

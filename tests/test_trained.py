@@ -128,7 +128,7 @@ def test_the_table_of_repairs_is_that_of_the_records(results: Path, capsys: pyte
     assert lines["Dropout-b"][3] == shown([run["trained"]["top1"] for run in runs])
     assert cli.main(["table", shift.RECIPE, "--out", str(results)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{table.markdown()}\n\nRuns of 2 steps; 8 in all, on ")
+    assert out.startswith(f"{table.markdown()}\n\n2 steps; 8 runs in all, on ")
 
 
 def test_the_verdict_counts_what_is_clear(results: Path) -> None:
@@ -190,7 +190,7 @@ def test_rotations_are_compared_with_dropout_in_the_same_place(results: Path) ->
         "RotationOut-a is below Dropout-a, centred (−0.50 in mean r, p < 0.001)."
     ), "without noise there is nothing to shift"
     assert shift.compared_coadaptation(records) == (
-        "RotationOut-a is above none (+0.50 in mean co(x), p < 0.001), "
+        "RotationOut-a is above no noise (+0.50 in mean co(x), p < 0.001), "
         "below Dropout-a, centred (−0.50 in mean co(x), p < 0.001)."
     )
     *_, said = shift.section("Figure 2", records).prose
@@ -215,7 +215,7 @@ def test_the_table_of_ghost_batches_has_every_test_mode(results: Path, capsys: p
     assert lines["PolyBatchNorm, B examples, averaged"][1] == expected
     assert cli.main(["table", ghost.RECIPE, "--out", str(results)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{table.markdown()}\n\nResNet20, 2 steps on batches of 16, ")
+    assert out.startswith(f"{table.markdown()}\n\nResNet20, 2 steps on batches of 16. ")
     assert out.endswith(f"\n{ghost.verdict(records)}\n")
     assert "not finite: BatchNorm of 4; BatchNorm of 16; CrossNorm of 4; CrossNorm of 16." in out
     assert " of 8 (" in out

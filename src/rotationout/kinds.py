@@ -44,7 +44,7 @@ class Kind:
         more: layers to which ``make`` hands options on: their keyword-only arguments are options too.
         unbiased: whether E[x̃ | x] = x; for Shake-Shake, whether E[x̃] is the mean of the two branches.
         matched: whether noises of equal p are equally strong: the noise acts on features, and E|x̃ − x|² = λ·|x − m|²
-            with λ = p / (1 − p) and m the mean on which it is centred, or the origin.
+            with λ = p / (1 − p) and m the mean about which it acts, or the origin.
 
     >>> KINDS["dropblock"].options["block_size"].default, KINDS["dropblock"].matched, KINDS["weight-drop"].required
     (7, False, ['module'])
@@ -142,12 +142,12 @@ def _droppath(p: float, *, dims: int = 0, mode: str = "row") -> nn.Module:
 
 
 def _torchvision(name: str) -> Callable[..., nn.Module]:
-    """A layer of torchvision, imported only when it is needed: that is slow, and torchvision may be absent."""
+    """A layer of torchvision, imported only when needed: the import is slow, and torchvision may be absent."""
     try:
         from torchvision import ops
     except ImportError as error:
         raise ImportError(
-            f"this noise is {name} of torchvision, which cannot be imported: pip install 'rotationout[vision]'"
+            f"this noise is torchvision's {name}, but torchvision cannot be imported: pip install 'rotationout[vision]'"
         ) from error
     layer: Callable[..., nn.Module] = getattr(ops, name)
     return layer
@@ -179,7 +179,7 @@ KINDS: dict[str, Kind] = {
         more=(Uout,),
     ),
     "centred-dropout": Kind(
-        summary="drops the zero-centred features, x̃ = m + Dropout(x − m) (section 3.2): CentredDropout",
+        summary="Dropout of the zero-centred features, x̃ = m + Dropout(x − m) (section 3.2): CentredDropout",
         strength="exact about the mean: Var[x̃ | x] = λ·(x − m)²",
         make=partial(_elementwise, CentredDropout, center="batch"),
         more=(CentredDropout,),
@@ -207,13 +207,13 @@ KINDS: dict[str, Kind] = {
         make=LockedDropout,
     ),
     "rotation": Kind(
-        summary="pairs features at random and turns every pair by one angle (eq6, eq13): RotationOut, 1d, 2d, 3d",
-        strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1); with blocks, inside them",
+        summary="pairs features at random and rotates all pairs by one angle (eq6, eq13): RotationOut, 1d, 2d, 3d",
+        strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1); with blocks, only inside them",
         make=_rotation,
         more=(RotationOut, RotationOut2d),
     ),
     "rotation-sequence": Kind(
-        summary="turns all steps of a sequence in one direction, each by its own angle (eq13): RotationOutSequence",
+        summary="rotates all steps of a sequence in one direction, each by its own angle (eq13): RotationOutSequence",
         strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1)",
         make=RotationOutSequence,
         more=(RotationOut,),
@@ -222,8 +222,8 @@ KINDS: dict[str, Kind] = {
         summary="zeroes blocks of every channel (Ghiasi et al. 2018): torchvision.ops.DropBlock2d, 3d",
         strength=(
             "no exact λ: p is the nominal share of a map that is zeroed. The actual share is smaller, as blocks "
-            "overlap, and smaller at the border than in the middle. The rest is rescaled by the share that is left in "
-            "the whole batch, so E[x̃ | x] is not x. A block larger than the map is clipped to its shortest side; "
+            "overlap, and smaller at the border than in the middle. What is left is rescaled by its share of the whole "
+            "batch, so E[x̃ | x] is not x. A block larger than the map is clipped to its shortest side; "
             "torchvision refuses it if that is even"
         ),
         make=_dropblock,

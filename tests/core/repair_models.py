@@ -17,7 +17,7 @@ def images(count: int = 20, rows: int = 32) -> list[Tensor]:
 
 
 def before_norm(noise: nn.Module, **norm: Any) -> nn.Sequential:
-    """A noise straight before a BatchNorm layer, and weights after it."""
+    """A noise directly before a BatchNorm layer, and weights after it."""
     return nn.Sequential(
         nn.Conv2d(3, CHANNELS, 3), noise, nn.BatchNorm2d(CHANNELS, **norm), nn.ReLU(), nn.Conv2d(CHANNELS, 2, 3)
     )

@@ -110,10 +110,10 @@ CASES: dict[str, list[Case]] = {
             VECTORS,
         )
         for noise, norm, message in [
-            (nn.Dropout(0.5), nn.BatchNorm1d(8), r"BatchNorm1d 2.*with recalibrate_batchnorm_\(model"),
+            (nn.Dropout(0.5), nn.BatchNorm1d(8), r"BatchNorm1d layer 2.*with recalibrate_batchnorm_\(model"),
             (ro.nn.CentredDropout(0.5), nn.BatchNorm1d(8), r"with recalibrate_batchnorm_\(model"),
-            (ro.RotationOut(0.5), nn.LayerNorm(8), "LayerNorm 2, whose output has a smaller share"),
-            (nn.Dropout(0.5), nn.GroupNorm(2, 8), "GroupNorm 2, whose output"),
+            (ro.RotationOut(0.5), nn.LayerNorm(8), "LayerNorm layer 2: .* features come out smaller in training"),
+            (nn.Dropout(0.5), nn.GroupNorm(2, 8), "GroupNorm layer 2: .* features come out smaller"),
         ]
     ]
     + [
@@ -121,14 +121,14 @@ CASES: dict[str, list[Case]] = {
             sequence(ro.RotationOut2d(0.5), nn.BatchNorm2d(3)),
             sequence(ro.RotationOut2d(0.5), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)),
             "0",
-            "straight before",
+            "directly before",
             IMAGES,
         ),
         Case(
             sequence(nn.Dropout(0.5), nn.BatchNorm1d(8)),
             sequence(nn.Dropout(0.0), nn.BatchNorm1d(8)),
             "0",
-            "BatchNorm1d 1",
+            "BatchNorm1d layer 1",
             VECTORS,
         ),
     ],
@@ -137,7 +137,7 @@ CASES: dict[str, list[Case]] = {
             sequence(nn.Linear(8, 8), ro.RotationOut(0.2), nn.Dropout(0.2), nn.Linear(8, 2)),
             sequence(nn.Linear(8, 8), ro.RotationOut(0.2), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)),
             "2",
-            "straight after the noise 1",
+            "directly after the noise 1",
             VECTORS,
         )
     ],
@@ -146,7 +146,7 @@ CASES: dict[str, list[Case]] = {
             sequence(ro.RotationOut2d(0.2, block_size=7), nn.MaxPool2d(2), ro.RotationOut2d(0.2, block_size=5)),
             sequence(ro.RotationOut2d(0.2, block_size=9), nn.MaxPool2d(2), ro.RotationOut2d(0.2, block_size=4)),
             "2",
-            r"block_size = 5 is larger than its map \(4, 4\)",
+            r"block_size = 5 is larger than the feature map \(4, 4\)",
             IMAGES,
             code=False,
         )
@@ -156,7 +156,7 @@ CASES: dict[str, list[Case]] = {
             sequence(ro.RotationOut2d(0.2)),
             sequence(ro.RotationOut2d(0.2, center="running", num_features=3)),
             "0",
-            r"a single example, \(1, 3, 9, 9\)",
+            r"a single example \(input of shape \(1, 3, 9, 9\)\)",
             IMAGES[:1],
             code=False,
         ),
@@ -172,7 +172,7 @@ CASES: dict[str, list[Case]] = {
             sequence(ro.RotationOut2d(0.2)),
             sequence(ro.RotationOut2d(0.2, center=None)),
             "0",
-            r"a single example, \(3, 9, 9\)",
+            r"a single example \(input of shape \(3, 9, 9\)\)",
             IMAGES[0],
             code=False,
         ),
@@ -216,7 +216,7 @@ CASES: dict[str, list[Case]] = {
             lambda: Function(lambda x, training: F.dropout(x, 0.5, training)),
             lambda: Function(lambda x, training: x + torch.randn_like(x)),
             "",
-            "drops by a function",
+            "drops features in a function call",
             VECTORS,
         )
     ],
@@ -242,7 +242,7 @@ CASES: dict[str, list[Case]] = {
         Case(sequence(nn.BatchNorm1d(8, **bad)), sequence(nn.BatchNorm1d(8)), "0", message, VECTORS)
         for bad, message in [
             ({"momentum": None}, "averages over all of training"),
-            ({"momentum": 0}, "keeps its running statistics what they are"),
+            ({"momentum": 0}, "never updates the running statistics"),
             ({"track_running_stats": False}, "an output depends on the rest of its batch"),
         ]
     ],
@@ -328,7 +328,7 @@ def test_findings_read_as_lines() -> None:
     found = lint(nn.Sequential(nn.Dropout(1.0), nn.BatchNorm1d(8, momentum=None)), VECTORS)
     lines = str(found).splitlines()
     assert len(lines) == len(found) == 3
-    assert lines[1] == "0: p = 1 drops everything; use a smaller one [too-strong]"
+    assert lines[1] == "0: p = 1 drops everything; use a smaller p [too-strong]"
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -355,5 +355,5 @@ def test_a_transformer_is_causal_by_how_it_is_called(causal: bool) -> None:
             mask = nn.Transformer.generate_square_subsequent_mask(x.size(1)) if causal else None
             return self.layer(self.noise(self.words(x)), src_mask=mask, is_causal=causal)
 
-    found = [f for f in lint(Language(), torch.randint(10, (2, 5))) if "later ones among them" in f.message]
+    found = [f for f in lint(Language(), torch.randint(10, (2, 5))) if "later ones included" in f.message]
     assert [finding.layer for finding in found] == (["noise"] if causal else [])

@@ -115,7 +115,7 @@ def test_cross_normalization_is_recalibrated_but_not_corrected() -> None:
     batches = [torch.randn(64, 4) for _ in range(40)]
     for batch in batches * 3:
         model(batch)
-    with pytest.raises(ValueError, match="keeps not the variance but a mean of inverse deviations"):
+    with pytest.raises(ValueError, match="stores a mean of inverse deviations instead of the variance"):
         correct_batchnorm_(model, batches)
     assert model[1].running_var.min() > 1.5
     recalibrate_batchnorm_(model, batches)

@@ -127,5 +127,5 @@ def test_noise_that_was_inserted_is_found(place: Callable[[nn.Module], Any], how
     trained(model, batches, 1)
     clean = clean_variance(model, "2", batches)
     repair = correct_batchnorm_(model, batches if how == "batches" else None)
-    assert "straight before it" in str(repair)
+    assert "directly before it" in str(repair)
     assert (model[2].running_var / clean).log().abs().max() < 0.2

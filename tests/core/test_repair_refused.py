@@ -70,7 +70,7 @@ class Shared(nn.Module):
 
 
 class Residual(nn.Module):
-    """Noise straight before one layer, and past it to another by a sum."""
+    """Noise directly before one layer, and past it to another by a sum."""
 
     def __init__(self) -> None:
         super().__init__()

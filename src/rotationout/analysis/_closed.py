@@ -27,12 +27,12 @@ _FORGOTTEN = 0.01
 
 
 def noises_before(flow: Flow, layers: Mapping[str, _BatchNorm], *, averaged: bool) -> dict[str, CentredNoise]:
-    """The noise straight before each BatchNorm layer that noise reaches; an error with all reasons if one does not fit.
+    """The noise directly before each BatchNorm layer that noise reaches; an error with all reasons if one does not fit.
 
     Args:
         flow: which noises reach which layers.
         layers: the BatchNorm layers by name.
-        averaged: whether statistics will be taken anew, as an average over batches.
+        averaged: whether statistics will be measured anew, as an average over batches.
     """
     reasons, found = [], {}
     for name, layer in layers.items():
@@ -47,8 +47,7 @@ def noises_before(flow: Flow, layers: Mapping[str, _BatchNorm], *, averaged: boo
     if reasons:
         raise ValueError(
             "these BatchNorm layers cannot be corrected by a closed form, and nothing was changed; "
-            "recalibrate_batchnorm_(model, batches) takes their statistics again with the noise off\n"
-            + "\n".join(reasons)
+            "recalibrate_batchnorm_(model, batches) recalibrates them with the noise off\n" + "\n".join(reasons)
         )
     if not found:
         raise ValueError("no noise reaches a BatchNorm layer (noises with p = 0 do nothing): nothing to correct")
@@ -78,13 +77,13 @@ def _misfit(layer: _BatchNorm, links: list[Link], calls: int, averaged: bool) ->
         if link.noise is None:
             return f"{link.source} draws random numbers that reach it, with an unknown effect on its variance"
     if len(links) > 1:
-        return f"{len(links)} noises are straight before it: {listed(link.source for link in links)}"
+        return f"{len(links)} noises are directly before it: {listed(link.source for link in links)}"
     if calls > 1:
         return f"it is called {calls} times in a pass, and has one running variance for all of them"
     if layer.running_var is None or layer.running_mean is None:
         return "it keeps no running statistics"
     if isinstance(layer, CrossNorm1d | CrossNorm2d | CrossNorm3d):
-        return "it keeps not the variance but a mean of inverse deviations"
+        return "it stores a mean of inverse deviations instead of the variance"
     return _unknown(layer, links[0]) or _stale(layer, links[0], averaged)
 
 
@@ -99,7 +98,7 @@ def _through(link: Link) -> str:
 
 
 def _unknown(layer: _BatchNorm, link: Link) -> str | None:
-    """Why the noise straight before a layer has no closed form, or none that can be inverted; None if it has."""
+    """Why the noise directly before a layer has no closed form, or none that can be inverted; None if it has."""
     noise = link.noise
     if not isinstance(noise, CentredDropout | GaussianDropout | Uout | _RotationOutNd) or noise.center is None:
         return (
@@ -115,7 +114,7 @@ def _unknown(layer: _BatchNorm, link: Link) -> str | None:
     if isinstance(noise, _RotationOutNd) and _lam(noise) >= layer.num_features - 1:
         return (
             f"{link.source} has λ = {_lam(noise):.4g}, with D = {layer.num_features} features: at λ = D − 1 all "
-            "channels get the same variance, from which the variances before the noise cannot be told"
+            "channels get the same variance, from which the variances before the noise cannot be recovered"
         )
     return None
 
@@ -133,13 +132,13 @@ def _stale(layer: _BatchNorm, link: Link, averaged: bool) -> str | None:
     if isinstance(link.noise, _RotationOutNd):
         return (
             f"{link.source} mixes features, so that undoing it amplifies errors of the statistics: give batches, "
-            f"to average over; with momentum = {layer.momentum:g} they are those of the last batches only"
+            f"to average over; with momentum = {layer.momentum:g} the statistics cover the last batches only"
         )
     left = (1 - layer.momentum) ** count
     if left > _FORGOTTEN:
         enough = math.ceil(math.log(_FORGOTTEN) / math.log1p(-layer.momentum)) if layer.momentum > 0 else math.inf
         return (
             f"it has seen {count} batches since it started or was repaired, and with momentum = {layer.momentum:g} "
-            f"needs {enough} to forget that; give batches, to average over"
+            f"needs {enough} to forget its initial statistics; give batches, to average over"
         )
     return None

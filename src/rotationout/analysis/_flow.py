@@ -37,7 +37,7 @@ class Link:
         noise: the noise, if it is a module.
         target: the name of the layer that it reaches.
         module: that layer.
-        between: the operations on the way; empty if the noise is straight before the layer.
+        between: the operations on the way; empty if the noise is directly before the layer.
         aligned: whether the features of the noise are the channels of the layer; None if that is not known.
     """
 
@@ -104,7 +104,7 @@ def passed(given: Iterable[Paths], operation: str) -> Paths:
 
 
 def disturbed(name: str, noise: nn.Module, paths: Paths) -> Paths:
-    """The paths of the output of a noise; noise on weights does not count as straight before what follows."""
+    """The paths of the output of a noise; noise on weights does not count as directly before what follows."""
     kind = type(noise).__name__
     return {**passed([paths], kind), name: (kind,) if isinstance(noise, WeightDrop) else ()}
 

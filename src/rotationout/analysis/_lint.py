@@ -26,8 +26,8 @@ class Finding(NamedTuple):
         rule: the name of the rule; ``RULES[rule].__doc__`` explains it.
         message: what was found, and what to do about it.
 
-    >>> print(Finding("drop", "too-strong", "p = 1 drops everything; use a smaller one"))
-    drop: p = 1 drops everything; use a smaller one [too-strong]
+    >>> print(Finding("drop", "too-strong", "p = 1 drops everything; use a smaller p"))
+    drop: p = 1 drops everything; use a smaller p [too-strong]
     """
 
     layer: str
@@ -64,8 +64,9 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
         The findings, in order of the rules; ``print`` them. A finding ``not-checked`` says what could not be checked.
 
     >>> print(lint(nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))))
-    1: straight before the BatchNorm1d 2, which records the variance of noisy features and divides clean ones by it;
-        move the noise behind it, or repair it with recalibrate_batchnorm_(model, batches) [noise-before-normalisation]
+    1: directly before the BatchNorm1d layer 2, which records the variance of noisy features and divides clean ones by
+        it; move the noise after it, or repair the layer with recalibrate_batchnorm_(model, batches)
+        [noise-before-normalisation]
     """
     _passes.check_model(model)
     findings = Findings()
@@ -84,7 +85,7 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
             problem = Finding("", "not-checked", f"the order of the layers is not known: {error}")
         except Exception as error:  # an error of the model itself; the message says so
             kind = type(error).__name__
-            problem = Finding("", "not-checked", f"a run of the model on example_inputs ended in a {kind}: {error}")
+            problem = Finding("", "not-checked", f"the model failed on example_inputs with {kind}: {error}")
     view = View(model, noises, reached, flow, seen, ran=example_inputs is not None and problem is None)
     for name, rule in RULES.items():
         findings.extend(Finding(layer, name, message) for layer, message in rule(view))

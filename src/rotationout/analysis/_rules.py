@@ -79,18 +79,18 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
     for link in view.flow.links:
         if link.noise is None or link.between or not is_norm(link.module):
             continue
-        kind = f"the {type(link.module).__name__} {link.target}"
+        kind = f"the {type(link.module).__name__} layer {link.target}"
         if not isinstance(link.module, _BatchNorm):
             yield (
                 link.source,
-                f"straight before {kind}, whose output has a smaller share of the features in training than in "
-                "testing; move the noise behind it",
+                f"directly before {kind}: noise takes up part of its normalised output, so the features come out "
+                "smaller in training than in testing; move the noise after it",
             )
             continue
         yield (
             link.source,
-            f"straight before {kind}, which records the variance of noisy features and divides clean ones by it; "
-            "move the noise behind it, or repair it with recalibrate_batchnorm_(model, batches)",
+            f"directly before {kind}, which records the variance of noisy features and divides clean ones by it; "
+            "move the noise after it, or repair the layer with recalibrate_batchnorm_(model, batches)",
         )
 
 
@@ -103,7 +103,11 @@ def double_noise(view: View) -> Iterator[tuple[str, str]]:
     """
     for link in view.flow.links:
         if link.noise is not None and not link.between and _on_features(link.noise) and _on_features(link.module):
-            yield link.target, f"straight after the noise {link.source}: 1 + λ of both is multiplied; keep one of them"
+            yield (
+                link.target,
+                f"directly after the noise {link.source}: together they are stronger than either, as their factors "
+                "1 + λ multiply; keep one of them",
+            )
 
 
 @rule
@@ -119,7 +123,7 @@ def block_larger_than_map(view: View) -> Iterator[tuple[str, str]]:
             continue
         for shape in dict.fromkeys(view.flow.shapes.get(name, [])):
             if block > min(shape[-dims:]):
-                yield name, f"block_size = {block} is larger than its map {shape[-dims:]}; use a smaller one there"
+                yield name, f"block_size = {block} is larger than the feature map {shape[-dims:]}; use smaller blocks"
 
 
 @rule
@@ -132,7 +136,11 @@ def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
     for name, noise, shape, (_, examples) in _about_batch_mean(view):
         unbatched = examples is None and isinstance(noise, _RotationOutMaps)  # (T, C) may be the rows of packed ones
         if unbatched or shape[examples or 0] == 1:
-            yield name, f"center='batch' with a single example, {shape}; use larger batches, or center='running'"
+            yield (
+                name,
+                f"center='batch' takes the mean of a single example (input of shape {shape}); use larger batches, or "
+                "center='running'",
+            )
 
 
 @rule
@@ -153,7 +161,7 @@ def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
     for name in sorted(told):
         yield (
             name,
-            f"center='batch' takes the mean over time steps, later ones among them, and {causal or 'the model'} is "
+            f"center='batch' takes the mean over all time steps, later ones included, but {causal or 'the model'} is "
             "causal; use center=None or center='running'",
         )
 
@@ -170,7 +178,7 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
         if not isinstance(rate, float | int):
             continue
         if rate >= 1:
-            yield name, f"p = {rate:g} drops everything; use a smaller one"
+            yield name, f"p = {rate:g} drops everything; use a smaller p"
         elif isinstance(noise, Uout) and rate > 0.25:
             beta = strength.from_lam("uout", strength.to_lam("dropout", rate))
             yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which flips the signs of features; use at most p = 0.25"
@@ -181,8 +189,8 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
             for features in sorted(size for size in sizes if 0 < size - 1 < lam):
                 yield (
                     name,
-                    f"λ = {lam:.3g} is more than D − 1 = {features - 1}: it flips the sign of the features' "
-                    "correlations instead of reducing them; use a smaller p",
+                    f"λ = {lam:.3g} is more than D − 1 = {features - 1}: the rotation flips the sign of the "
+                    "features' correlations instead of reducing them; use a smaller p",
                 )
 
 
@@ -194,7 +202,10 @@ def never_in_training(view: View) -> Iterator[tuple[str, str]]:
     """
     for name, reached in view.reached.items():
         if not reached:
-            yield name, "model.train() leaves it in testing mode, so it never acts; remove it or fix train()"
+            yield (
+                name,
+                "model.train() leaves it in testing mode, so it never acts; remove it, or fix the model's train()",
+            )
 
 
 @rule
@@ -207,8 +218,8 @@ def detached(view: View) -> Iterator[tuple[str, str]]:
         if isinstance(module, Slot) and not module.attached:
             yield (
                 name,
-                f"the noise at {module.place!r} no longer acts, as the module was rebuilt; remove it, convert the "
-                "model first, then insert",
+                f"the noise at {module.place!r} no longer acts, because its module was rebuilt; remove the noise, "
+                "convert the model, then insert the noise again",
             )
 
 
@@ -218,7 +229,7 @@ def never_called(view: View) -> Iterator[tuple[str, str]]:
     if view.ran:
         for name in view.noises:
             if not view.flow.calls[name]:
-                yield name, "not called in a run of the model in training mode: it does nothing there"
+                yield name, "not called when the model ran in training mode, so it does nothing"
 
 
 @rule
@@ -230,21 +241,29 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
     for operation, name in dict.fromkeys(view.flow.draws):
         argument = isinstance(view.model.get_submodule(name), nn.MultiheadAttention | nn.RNNBase)  # dropout=…
         if not argument and ("dropout" in operation or "bernoulli" in operation):
-            yield name, f"drops by a function ({operation}), which swap, Schedule and sampling do not see; use a module"
+            yield (
+                name,
+                f"drops features in a function call ({operation}), which swap, Schedule and sampling do not see; use a "
+                "module",
+            )
 
 
 @rule
 def other_axis(view: View) -> Iterator[tuple[str, str]]:
     """A noise that takes a different axis for the features than its neighbours do.
 
-    RotationOut and, by default, CentredDropout take features on the last axis, which on maps is the width.
+    RotationOut and, by default, CentredDropout expect the features on the last axis, which on maps is the width.
     """
     for name, noise in view.noises.items():
         dims = -1 - cast(Any, noise).dim if takes_axis(noise) and cast(Any, noise).dim < 0 else dims_of_noise(noise)
         around = view.seen[noise].dims if noise in view.seen else set()
         if dims is not None and len(around) == 1 and dims not in around:
             there = "on the last axis" if around == {0} else f"before {next(iter(around))} axes of positions"
-            yield name, f"looks for features elsewhere: its neighbours have them {there}; see dim, or use 1d, 2d, 3d"
+            yield (
+                name,
+                f"takes another axis for the features than its neighbours, which have them {there}; set dim, or use "
+                "the 1d, 2d or 3d layer",
+            )
 
 
 @rule
@@ -255,7 +274,7 @@ def rotation_on_attention(view: View) -> Iterator[tuple[str, str]]:
     """
     for name, noise in view.noises.items():
         if isinstance(noise, _RotationOutNd) and noise in view.seen and view.seen[noise].attention:
-            yield name, "turns weights that sum to one, as those of attention; place it on the features instead"
+            yield name, "rotates weights that sum to one, such as attention weights; place it on the features instead"
 
 
 @rule
@@ -267,7 +286,10 @@ def shared_batchnorm(view: View) -> Iterator[tuple[str, str]]:
     for name, module in view.model.named_modules():
         calls = view.flow.calls[name]
         if isinstance(module, _BatchNorm) and module.running_var is not None and calls > 1:
-            yield name, f"called {calls} times in a pass, with one running average for all; use a layer for each"
+            yield (
+                name,
+                f"called {calls} times in a pass, but keeps one running average for all calls; use a layer for each",
+            )
 
 
 @rule
@@ -285,10 +307,11 @@ def batchnorm_statistics(view: View) -> Iterator[tuple[str, str]]:
         elif module.momentum is None:
             yield (
                 name,
-                "momentum=None averages over all of training; finish with recalibrate_batchnorm_(model, batches)",
+                "momentum=None averages over all of training, early weights included; after training use "
+                "recalibrate_batchnorm_(model, batches)",
             )
         elif module.momentum == 0:
-            yield name, "momentum=0 keeps its running statistics what they are; use 0.1, or freeze it with eval()"
+            yield name, "momentum=0 never updates the running statistics; use 0.1, or freeze the layer with eval()"
 
 
 Axes = tuple[int, int | None]

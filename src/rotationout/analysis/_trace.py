@@ -40,7 +40,7 @@ def trace(model: nn.Module) -> Flow:
     except Exception as error:  # the code of a model may do anything with a proxy
         raise UntraceableError(
             f"torch.fx cannot follow the code of {type(model).__name__} ({type(error).__name__}: {error}); give "
-            "example_inputs, for a run of the model"
+            "example_inputs (--data on the command line), and the model is run instead"
         ) from error
     return _Reader(model, noises).read(graph)
 
@@ -70,8 +70,8 @@ class _Reader:
         for node in graph.nodes:
             if self._writes(node) and any(order[user] > order[node] for user in node.all_input_nodes[0].users):
                 raise UntraceableError(
-                    f"{node.target} changes a tensor in place that is used again later; give example_inputs, for a "
-                    "run of the model"
+                    f"{node.target} changes a tensor in place that is used again later; give example_inputs "
+                    "(--data on the command line), and the model is run instead"
                 )
             paths = self._merged([carried[given] for given in node.all_input_nodes])
             carried[node] = self._module(node, paths) if node.op == "call_module" else self._function(node, paths)

@@ -1,9 +1,9 @@
 """Repairs of the variance shift before BatchNorm (section 3.2): `correct_batchnorm_` and `recalibrate_batchnorm_`.
 
-The first takes a noise straight before a layer out of its running variance, by a closed form. The second takes the
-running statistics again with the noise off, wherever the noise is. Both set ``num_batches_tracked`` to zero: no batch
-of training is in the statistics any more. As that is part of the state_dict, a second correction is refused even after
-the model was saved, loaded or copied.
+The first removes the effect of a noise directly before a layer from its running variance, by a closed form. The second
+measures the running statistics again with the noise off, wherever the noise is. Both set ``num_batches_tracked`` to
+zero: no batch of training is in the statistics any more. As that is part of the state_dict, a second correction is
+refused even after the model was saved, loaded or copied.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Repaired(NamedTuple):
         after: its running variance now.
         floored: how many channels are at the floor.
 
-    >>> print(Repaired("bn", "taken again", torch.tensor([2.0, 4.0]), torch.tensor([1.0, 1.0])))
-    bn: taken again; running variance × 0.25 to 0.5
+    >>> print(Repaired("bn", "recalibrated", torch.tensor([2.0, 4.0]), torch.tensor([1.0, 1.0])))
+    bn: recalibrated; running variance × 0.25 to 0.5
     """
 
     name: str
@@ -94,7 +94,7 @@ def correct_batchnorm_(
     limit: int | None = None,
     show_progress: bool = True,
 ) -> Repair:
-    """Take the noise straight before BatchNorm layers out of their running variances, in place.
+    """Remove the effect of noise directly before BatchNorm layers from their running variances, in place.
 
     A noise about the mean (``center="batch"`` or ``"running"``) of strength λ = p / (1 − p) turns a variance v into
 
@@ -121,7 +121,7 @@ def correct_batchnorm_(
         batches: as for `rotationout.analysis.variance_shift`. If given, running statistics are first taken anew from
             them, with the noise on, as a cumulative average. If not, the present ones are corrected, which is possible
             for elementwise noise, or if the layer has averaged all batches of its training (``momentum=None``).
-        example_inputs: an input of the model, for a run that shows what is straight before each layer: a tensor, a
+        example_inputs: an input of the model, for a run that shows what is directly before each layer: a tensor, a
             tuple of arguments, or a mapping of keyword arguments. Without it and without batches torch.fx traces the
             model, if it can.
         floor: the smallest corrected variance, as a share of that in training.
@@ -134,7 +134,7 @@ def correct_batchnorm_(
     >>> _ = model(torch.randn(100, 8))  # stands for training
     >>> print(correct_batchnorm_(model, [torch.randn(100, 8) for _ in range(9)]))
     1 repaired
-      2: CentredDropout(p=0.5, center=batch, dim=1) straight before it; running variance × 0.5
+      2: CentredDropout(p=0.5, center=batch, dim=1) directly before it; running variance × 0.5
     """
     _passes.check_model(model)
     check_attached(model)
@@ -160,7 +160,7 @@ def correct_batchnorm_(
         least = share * noisy
         clean = _closed.without(noise, noisy.double()).to(noisy)
         after = torch.maximum(clean, least)
-        why = f"{noise!r} straight before it"
+        why = f"{noise!r} directly before it"
         repaired.append((Repaired(name, why, noisy, after, int((clean < least).sum())), _Statistics(mean, after)))
     for one, statistics in repaired:
         _store(layers[one.name], statistics)
@@ -212,7 +212,7 @@ def recalibrate_batchnorm_(
     repaired = []
     for name, statistics in averages.items():
         before = cast(Tensor, layers[name].running_var).clone()
-        repaired.append(Repaired(name, "taken again with the noise off", before, statistics.variance))
+        repaired.append(Repaired(name, "recalibrated with the noise off", before, statistics.variance))
         _store(layers[name], statistics)
     untracked = [f"{name}: it keeps no running statistics" for name in layers.keys() - tracked.keys()]
     uncalled = [f"{name}: it was not called with these batches" for name in tracked.keys() - averages.keys()]
@@ -245,7 +245,9 @@ def _not_frozen(model: nn.Module) -> dict[str, _BatchNorm]:
     kept = _passes.frozen(model)
     layers = {name: layer for name, layer in _passes.batchnorms(model).items() if layer not in kept}
     if not layers:
-        raise ValueError("all BatchNorm layers are frozen, in testing mode while the model is in training: use eval()")
+        raise ValueError(
+            "all BatchNorm layers are frozen, in testing mode while the model is in training mode: call model.eval()"
+        )
     return layers
 
 
@@ -302,7 +304,7 @@ def _check_quiet(
         where = ", ".join(f"{operation} in {name or 'the model'}" for operation, name in loud)
         raise ValueError(
             f"with BatchNorm in training mode the model draws random numbers that it does not draw in testing mode "
-            f"({where}): its noise cannot be off while statistics are taken. Make it a module of its own"
+            f"({where}): its noise cannot be off while statistics are measured. Make that noise a module of its own"
         )
 
 

@@ -21,7 +21,7 @@ from .moments import check_moments, total_moments
 __all__ = ["PLACEMENTS", "ShiftSample", "expected_shift", "limit_ratio", "sample_shift", "variance_ratio"]
 
 PLACEMENTS = ("a", "b")
-"""``"a"``, after the weights and straight before BatchNorm; ``"b"``, before the weights."""
+"""``"a"``, after the weights and directly before BatchNorm; ``"b"``, before the weights."""
 
 
 def variance_ratio(

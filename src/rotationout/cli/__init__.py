@@ -1,17 +1,17 @@
-"""The command ``rotationout``: `main`. Each command has a file of its own, `rotationout.cli.app` lists them.
+"""The command ``rotationout``: `main`. Each command has a file of its own, and `rotationout.cli.app` lists them.
 
-Data go to stdout and all else to stderr. Exit codes:
+Data go to stdout, everything else to stderr. Exit codes:
 
 ====  ==================================================================================
 0     done
 1     the work failed: a file cannot be read, a package is missing, a loss is not a number
 2     wrong usage: an option, a name or a value that does not exist
-3     time ran out before all runs were done; the same command goes on
+3     time ran out before all runs were done; the same command continues them
 130   interrupted
 ====  ==================================================================================
 
-A user's mistake is told in a line; ``rotationout --debug …`` shows where it was found. Anything else that goes wrong is
-a bug and ends in a traceback.
+A user's mistake is reported in one line; ``rotationout --debug …`` shows the traceback. Any other error is a bug and
+ends in a traceback.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Let what is printed to a closed stream vanish, and stand ``?`` for characters that an encoding does not have."""
+    """Discard what is printed to a closed stream, and print ``?`` for characters that the encoding does not have."""
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="replace")

@@ -1,8 +1,8 @@
 """All commands as one typer application: `COMMANDS` lists them.
 
 To add one, write a function in a file of its own whose docstring is its help, the last paragraph an example, and put it
-into `COMMANDS`. At the top of that file only what is quick may be imported, not torch: ``rotationout --help`` and
-completion read all of them. Options that several commands have are in `options`.
+into `COMMANDS`. The top of that file may only import what is quick to import, not torch: ``rotationout --help`` and
+completion import all of these files. Options that several commands have are in `options`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 """Every command by its name, in the order of the help."""
 
 WITH_FIELDS = ("train", "sweep")
-"""Those that have an option for every field of a config: they train, and go on from their checkpoints."""
+"""Commands with an option for every field of a config: they train, and continue from their checkpoints."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -52,11 +52,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def build(words: Sequence[str] = WITH_FIELDS) -> typer.Typer:
-    """The application. Fields of configs are looked up for those commands alone that are among ``words``."""
+    """The application. Fields of configs are looked up only for the commands that are among ``words``."""
     app = typer.Typer(
         cls=Group,
-        help="RotationOut: noise that turns features, its experiments, and what noise does to your model.",
-        epilog="rotationout COMMAND --help has an example of each.",
+        help="RotationOut, noise that rotates features: run its experiments, or see what noise does to your own model.",
+        epilog="rotationout COMMAND --help shows an example of the command.",
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -107,6 +107,6 @@ def _common(
 
 
 def _needs_arguments(function: Callable[..., Any]) -> bool:
-    """Whether a command means nothing without them: then it prints its help."""
+    """Whether a command needs arguments: called without any, it then prints its help."""
     parameters = inspect.signature(function).parameters.values()
     return any(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters)

@@ -1,4 +1,4 @@
-"""``rotationout bench``: noises beside nn.Dropout on this machine."""
+"""``rotationout bench``: how fast noises are on this machine, compared with nn.Dropout."""
 
 from __future__ import annotations
 
@@ -22,33 +22,38 @@ SHAPES = {
     "cpu": ("128,64,8,8", "128,64,16,16", "128,64,32,32", "4096,1024", "64,512,128"),
     "cuda": ("128,64,8,8", "128,640,8,8", "256,256,56,56", "65536,4096"),
 }
-"""What is timed if no shape is given; a GPU needs more to do."""
+"""The shapes that are timed if none is given; those for a GPU are larger, to keep it busy."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MOST_THREADS = 1024
-"""Torch would start them all, however many."""
+"""Torch would start any number of threads."""
 MOST_ELEMENTS = 2**60
-"""Of more torch cannot count the bytes."""
+"""Torch cannot count the bytes of a larger tensor."""
 
 
 def bench(
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", metavar="N,…", help="N,D or N,T,D or N,C,H,W; may be given again."),
+        typer.Option(
+            "--shape", metavar="N,…", help="Size of the features: N,D or N,T,D or N,C,H,W. Repeat for several."
+        ),
     ] = None,
     p: Annotated[float, typer.Option("--p", help="Drop probability of all noises.")] = 0.2,
-    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Turns of each noise.")] = 15,
-    dtype: Annotated[str, typer.Option("--dtype", help=f"Of the features: {', '.join(DTYPES)}.")] = "float32",
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="How often each noise is timed.")] = 15,
+    dtype: Annotated[str, typer.Option("--dtype", help=f"Type of the features: {', '.join(DTYPES)}.")] = "float32",
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="Of the CPU; torch's choice if not given.")
+        int | None,
+        typer.Option("--threads", min=1, max=MOST_THREADS, help="CPU threads; torch's default if not given."),
     ] = None,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the record here too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Also write the results here, as JSON.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Time noises beside nn.Dropout on this machine.
+    """Compare the speed and memory of noises with nn.Dropout on this machine.
 
-    Forward and backward as called from Python, the noises taking turns: what counts is the ratio. And what each keeps
-    in memory for backward.
+    Times forward and backward as called from Python. The noises take turns, so rely on the ratio to nn.Dropout rather
+    than on the milliseconds. Also shows how much memory each noise keeps for the backward pass.
 
     Example:
         rotationout bench --shape 128,64,32,32
@@ -65,7 +70,7 @@ def bench(
     except ValueError as error:
         misuse(str(error), "--p")
     if p == 0.0:
-        misuse("0 would time layers that do nothing; give a number in (0, 1)", "--p")
+        misuse("layers do nothing at p = 0, so there is nothing to time; give a number in (0, 1)", "--p")
     if out is not None:
         check_place(out, "--out")
     kind = getattr(torch, chosen("--dtype", dtype, DTYPES))
@@ -95,7 +100,7 @@ def _shape(text: str) -> tuple[int, ...]:
     if int(sizes[1 if len(sizes) == 4 else -1]) < 2:
         misuse(f"must have at least 2 features, D or C, to pair, got {text!r}", "--shape")
     if math.prod(map(int, sizes)) > MOST_ELEMENTS:
-        misuse(f"has more elements than a tensor can have, got {text!r}", "--shape")
+        misuse(f"must not have more elements than a tensor can have, got {text!r}", "--shape")
     return tuple(map(int, sizes))
 
 

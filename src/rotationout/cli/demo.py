@@ -28,12 +28,12 @@ def _rate(text: str) -> float:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if rate == 0.0:
-        raise typer.BadParameter("0 would compare no noise with no noise; give a number in (0, 1)")
+        raise typer.BadParameter("noises do nothing at p = 0, so there is nothing to compare; give a number in (0, 1)")
     return rate
 
 
 def demo(
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per row.")] = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each noise.")] = 5,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the data.")] = 100,
     p: Annotated[
         float, typer.Option("--p", parser=_rate, metavar="RATE", help="Drop probability of both noises.")
@@ -45,8 +45,8 @@ def demo(
 ) -> None:
     """Train on handwritten digits with no noise, Dropout and RotationOut.
 
-    It takes about a minute on a CPU and needs no data but scikit-learn's. It ends with the page that rotationout report
-    writes, the digits first. With --json the record of the study is printed.
+    Takes about a minute on a CPU; the data come with scikit-learn. At the end it writes the same page as rotationout
+    report, with the digits first. With --json it prints the record of this study.
 
     Example:
         rotationout demo

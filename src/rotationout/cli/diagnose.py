@@ -25,39 +25,44 @@ __all__ = ["diagnose"]
 MOST_FEATURES = 4096
 """Co-adaptation needs a covariance of all features of a layer: wider layers are left out."""
 LARGE_SHIFT = 1.2
-"""A mean r above this is pointed out: lint looks straight before BatchNorm, and noise shifts layers further on too."""
+"""A mean r above this is pointed out: lint looks directly before BatchNorm only, but noise shifts later layers too."""
 ENOUGH_ROWS = 10
 """Rows for each feature; with fewer, features look more co-adapted than they are."""
 
 
 def diagnose(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="pkg.module:name, a model or a function that returns one.")
+        str, typer.Argument(metavar="MODEL", help="pkg.module:name of a model, or of a function that returns one.")
     ],
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="SOURCE", help="pkg.module:name of batches, or a .pt, .npy or .npz file."),
+        typer.Option(
+            "--data", metavar="SOURCE", help="pkg.module:name of the batches, or a .pt, .npy or .npz file of inputs."
+        ),
     ] = None,
     weights: Annotated[
         Path | None,
         typer.Option("--weights", metavar="FILE", exists=True, dir_okay=False, help="A state_dict to load."),
     ] = None,
-    batches: Annotated[int, typer.Option("--batches", min=1, help="The most batches of a pass.")] = 32,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Examples of a batch, of a file.")] = 64,
+    batches: Annotated[int, typer.Option("--batches", min=1, help="Use at most this many batches.")] = 32,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Examples per batch, if --data is a file.")
+    ] = 64,
     device: Device = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if lint finds something.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if lint finds something.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what noise does to your own model.
+    """Show what noise does to your own model.
 
-    The variance shift before every BatchNorm layer, the co-adaptation of what every linear and convolutional layer puts
-    out, in testing mode and, with noise, in training mode, and lint: what is probably not meant. The model is not
-    changed. It should be trained, as testing mode uses its running statistics.
+    Prints three things: the variance shift before every BatchNorm layer; the co-adaptation of the outputs of every
+    linear and convolutional layer, in testing mode (no noise) and in training mode (with noise); and lint, a list of
+    noises that are probably misplaced. The model is not changed. It should be trained, because testing mode uses its
+    running statistics.
 
-    The data should be as in training. An object of batches is a DataLoader, a list, or a function that returns one; a
-    batch is a tensor, a tuple whose first entry is the input, or a mapping of keyword arguments. A file holds inputs,
-    examples along the first axis; they are shuffled. Without data there is lint alone, which then reads the code of the
-    model. Modules are looked for in the working directory too.
+    --data should be like the training data: a DataLoader, a list of batches, or a function that returns one of these. A
+    batch is a tensor, a tuple whose first entry is the input, or a mapping of keyword arguments. A file holds inputs
+    with examples along the first axis, which are shuffled. Without --data only lint runs, on the code of the model. The
+    working directory is also searched for modules.
 
     Example:
         rotationout diagnose my_project.models:build --data inputs.npy
@@ -116,13 +121,13 @@ def _measure(
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
         shift = checked_call(passes, lambda: variance_shift(network, found, limit=limit))
     else:
-        say("the model has no BatchNorm layer, so there is no variance shift")
+        say("the model has no BatchNorm layer, so there is no variance shift to measure")
     layers = checked_call(passes, lambda: _coadaptation(network, found, limit))
     return shift, layers, _input(first[0], network)
 
 
 def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> list[dict[str, Any]]:
-    """co(x) of what weight layers put out, in testing mode and in training mode, with noise."""
+    """co(x) of the outputs of weight layers, in testing mode, and with noise in training mode."""
     from torch.nn import Linear
     from torch.nn.modules.conv import _ConvNd
 
@@ -135,7 +140,7 @@ def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> lis
     }
     wide = [name for name, width in widths.items() if width > MOST_FEATURES]
     if wide:
-        say(f"layers of more than {MOST_FEATURES} features are left out of co-adaptation: {', '.join(wide)}")
+        say(f"co-adaptation is not measured for layers of more than {MOST_FEATURES} features: {', '.join(wide)}")
     layers = [name for name, width in widths.items() if 1 < width <= MOST_FEATURES]
     if not layers:
         return []
@@ -154,7 +159,7 @@ def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> lis
 
 
 def _value(seen: Coadaptation) -> float | None:
-    """None for a layer that puts out constants, or was not called."""
+    """None for a layer whose outputs are constant, or that was not called."""
     try:
         return seen.value
     except ValueError:
@@ -170,7 +175,7 @@ def _input(batch: Any, network: nn.Module) -> Any:
 
 
 def _advice(shift: VarianceShift) -> str | None:
-    """What to do about layers that are given, and have stored, another variance than in testing."""
+    """What to do about layers whose input in training, and whose stored variance, differ from the input in testing."""
     large = {
         layer.name or "the model": r
         for layer in shift.layers
@@ -182,7 +187,7 @@ def _advice(shift: VarianceShift) -> str | None:
         return None
     name = max(large, key=large.__getitem__)
     others = f" ({len(large) - 1} more above {LARGE_SHIFT:g})" if len(large) > 1 else ""
-    return f"{name}: r = {large[name]:.4g}{others}; repair what is stored with recalibrate_batchnorm_(model, batches)"
+    return f"{name}: r = {large[name]:.4g}{others}; repair running_var with recalibrate_batchnorm_(model, batches)"
 
 
 def _show_shift(shift: VarianceShift | None, advice: str | None) -> None:
@@ -192,8 +197,8 @@ def _show_shift(shift: VarianceShift | None, advice: str | None) -> None:
         return
     head, *rows = map(list, shift.cells())
     show(Table(head, rows), "Variance shift before BatchNorm")
-    print("\nr: variance of the input, training / testing or the inverse; 1 is no shift")
-    print("stored r: the same of running_var\n")
+    print("\nr: variance of the input, training / testing or the inverse, whichever is larger; 1 means no shift")
+    print("stored r: the same ratio between running_var and the testing variance\n")
     if advice is not None:
         print(f"{advice}\n")
 
@@ -210,7 +215,5 @@ def _show_coadaptation(layers: list[dict[str, Any]] | None) -> None:
         cells = ["–" if layer[key] is None else f"{layer[key]:.3g}" for key in ("test", "train")]
         rows.append([layer["layer"], str(layer["features"]), f"{layer['rows']}{'*' * scarce}", *cells])
     show(Table(["layer", "features", "rows", "in testing", "in training"], rows), "Co-adaptation of outputs")
-    note = (
-        f"\n*: fewer than {ENOUGH_ROWS} rows a feature, which makes the value too high; give more data" if few else ""
-    )
-    print(f"\nsum of |covariances| between features / sum of variances: 0 is none{note}\n")
+    note = f"\n*: fewer than {ENOUGH_ROWS} rows per feature, so the value is too high; use more data" if few else ""
+    print(f"\nsum of |covariances| between features / sum of variances; 0 means no co-adaptation{note}\n")

@@ -19,13 +19,13 @@ def features(
         Path,
         typer.Argument(metavar="DATA", exists=True, help="A corpus with a manifest.tsv, or Kaldi's data directories."),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write them.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     split: Annotated[
-        list[str] | None, typer.Option("--split", metavar="NAME", help="Only this split; may be given again.")
+        list[str] | None, typer.Option("--split", metavar="NAME", help="Only this split. Repeat for several.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compute the features of a speech corpus, to use them where the audio is not.
+    """Compute the features of a speech corpus, to train on a machine without the audio.
 
     Utterances that cannot be used are left out and counted.
 

@@ -35,7 +35,7 @@ CHOICES = {
     "kernels": KERNELS,
     "studies": tuple(STUDIES),
 }
-"""Of fields whose values are few enough to be listed."""
+"""The values of fields that have few enough to be listed."""
 
 EXAMPLES = {
     "int": "100",
@@ -46,7 +46,7 @@ EXAMPLES = {
     "tuple[float": "0.5,0.1",
     "tuple[str": "one,two",
 }
-"""Of the values of a field, by how its type begins."""
+"""Examples of values, by how the type of the field begins."""
 
 
 def data_of_tasks() -> str:
@@ -55,7 +55,7 @@ def data_of_tasks() -> str:
 
 
 def with_fields(function: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for every field of every config, which it gets as ``**fields``, texts or None."""
+    """The command with an option for every field of every config, passed to it as ``**fields``: text, or None."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> None:
@@ -70,7 +70,7 @@ def with_fields(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Those of fields that all configs have, of fields that some tasks share, then those of each task."""
+    """Options for the fields that all configs have, then those that some tasks share, then those of each task."""
     owners: dict[str, list[type[Config]]] = {field.name: [Config] for field in dataclasses.fields(Config)}
     for config in TASKS:
         for field in dataclasses.fields(config):
@@ -100,7 +100,7 @@ def _panel(config: type[Config]) -> str:
 
 
 def _help(name: str, configs: Sequence[type[Config]]) -> str:
-    """What a field is; if several tasks have it, of which, and in each what it is where that is not the same.
+    """What a field means; if several tasks have it, which ones, and what it means for each where that differs.
 
     >>> _help("momentum", list(TASKS)[:2])
     'CIFAR-100, image folders: of SGD.'
@@ -114,7 +114,7 @@ def _help(name: str, configs: Sequence[type[Config]]) -> str:
 
 
 def _descriptions(config: type[Config]) -> dict[str, str]:
-    """What the docstrings of a class and of those it is made from say of each field, without the marks of markup."""
+    """What the docstrings of a class and of its bases say about each field, without markup."""
     entries: list[tuple[str, str]] = []
     for ancestor in reversed(config.__mro__):
         listed = inspect.cleandoc(ancestor.__doc__ or "").partition("Args:\n")[2]
@@ -135,7 +135,7 @@ def changes(fields: Mapping[str, str | None], recipe: str, config: type[Config])
     for name in given:
         if name not in types:
             own = ", ".join(_option(known) for known in types if known not in FIXED)
-            misuse(f"this is no field of {recipe}; its fields are {own}", _option(name))
+            misuse(f"{recipe} has no such field; its fields are {own}", _option(name))
     if "noise" in given:
         try:
             _resolve(given["noise"])  # before data are read, not after it

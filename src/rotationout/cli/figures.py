@@ -17,16 +17,16 @@ __all__ = ["figures"]
 def figures(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Only these; all if none is named.", autocompletion=some_figures),
+        typer.Argument(metavar="NAME", help="Figures to write; all of them if not given.", autocompletion=some_figures),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where they go.")] = Path("out/figures"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")] = Path("out/figures"),
     results: Results = Path("results"),
-    list_only: Annotated[bool, typer.Option("--list", help="Name them and write nothing.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List the figures without writing them.")] = False,
     json: Json = False,
 ) -> None:
     """Write figures as SVG and PNG, each with its data as CSV.
 
-    Figures of experiments are drawn where their records are.
+    Figures of experiments are only drawn if their records are in --results.
 
     Example:
         rotationout figures --list

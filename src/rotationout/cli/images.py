@@ -1,4 +1,4 @@
-"""``rotationout images``: folders of images, a file for each split."""
+"""``rotationout images``: pack folders of images, one file for each split."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def images(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", exists=True, help="A folder with train/<class>/ and val/<class>/.")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write them.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the files to.")],
     split: Annotated[
         list[str] | None,
-        typer.Option("--split", metavar="NAME", help="This split instead of train and val; may be given again."),
+        typer.Option("--split", metavar="NAME", help="This split instead of train and val. Repeat for several."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Pack folders of images into a file for each split, which is quicker to copy to another machine.
+    """Pack folders of images into one file per split, which is quicker to copy to another machine.
 
-    The images are packed as they are; those that are damaged are found when they are used.
+    The images are packed unchanged and unchecked; training leaves out those that are damaged.
 
     Example:
         rotationout images IMAGEWOOF out/imagewoof

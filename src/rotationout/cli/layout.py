@@ -1,4 +1,4 @@
-"""How help looks: a flag says no type, as it takes no value, and a value's type is a word in capitals."""
+"""How help looks: flags show no type, as they take no value, and other options show their type in capitals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPES = {int: "INT", float: "FLOAT", str: "TEXT"}
 
 
 class Command(TyperCommand):
-    """A command whose options are listed so."""
+    """A command whose options are listed that way."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All of them, ``--help`` among them."""
@@ -20,7 +20,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The same of the options before a command."""
+    """The same for the options before a command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All of them, ``--help`` among them."""

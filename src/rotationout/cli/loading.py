@@ -1,7 +1,7 @@
 """A user's own model and data: ``pkg.module:name`` as an object, files as batches, weights into a model.
 
-What is not as it should be is a `misuse` that says what would be right; errors of the user's code are told with the
-line they come from.
+A wrong argument is a `misuse` that says what would be right; an error in the user's code is reported with the line that
+it comes from.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def object_of(reference: str, option: str) -> Any:
         value = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            misuse(f"there is no module {error.name!r}, neither in {Path.cwd()} nor installed", option)
+            misuse(f"there is no module {error.name!r} in {Path.cwd()}, and none is installed", option)
         raise ValueError(f"{module_name} cannot be imported: it needs {error.name}, which is not installed") from error
     except (Exception, SystemExit) as error:  # scripts that look at their arguments end so
         raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
@@ -152,8 +152,8 @@ def _content(path: Path) -> Any:
     except ImportError:
         raise
     except Exception as error:  # of many types, with messages of a page or of a number
-        wanted = "arrays of numbers" if path.suffix.lower() in (".npy", ".npz") else "tensors, in plain containers"
-        raise ValueError(f"{path} cannot be read: it is damaged, or holds something else than {wanted}") from error
+        wanted = "arrays of numbers" if path.suffix.lower() in (".npy", ".npz") else "tensors in plain containers"
+        raise ValueError(f"{path} cannot be read: it is damaged, or holds something other than {wanted}") from error
 
 
 def _cut(content: Any, size: int, path: Path) -> list[Any]:
@@ -172,7 +172,7 @@ def _cut(content: Any, size: int, path: Path) -> list[Any]:
         raise ValueError(f"{path} must hold inputs as tensors, examples along the first axis, got {got}")
     lengths = {len(value) for value in parts.values()}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"{path} must hold as many examples of everything, at least one; it has {sorted(lengths)}")
+        raise ValueError(f"{path} must hold equally many examples in every tensor, at least one, got {sorted(lengths)}")
     # Batches as in training: a file may be sorted by class.
     order = torch.randperm(lengths.pop(), generator=torch.Generator().manual_seed(0))
     count = math.ceil(len(order) / size)  # of about the same size: BatchNorm cannot do with a last one of one example

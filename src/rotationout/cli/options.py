@@ -59,7 +59,7 @@ def some_figures(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _device(name: str | None) -> str | None:
-    """The name of a device, if torch knows such devices; whether there is one is seen when it is used."""
+    """The name of a device, if torch knows such devices; whether this machine has it is found out when it is used."""
     if name is not None:
         import torch
 
@@ -71,14 +71,15 @@ def _device(name: str | None) -> str | None:
 
 
 Recipe = Annotated[
-    str, typer.Argument(metavar="TABLE", help="A table; rotationout rows lists them.", autocompletion=some_recipes)
+    str,
+    typer.Argument(metavar="TABLE", help="Name of a table; rotationout rows lists all.", autocompletion=some_recipes),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[
     str | None,
     typer.Option(
-        "--device", metavar="NAME", callback=_device, help="cpu, cuda or cuda:1; cuda if there is one, else cpu."
+        "--device", metavar="NAME", callback=_device, help="cpu, cuda or cuda:1. Default: cuda if available, else cpu."
     ),
 ]
-Records = Annotated[Path, typer.Option("--results", "--out", metavar="DIR", help="Where the records are.")]
-Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where the records of runs are.")]
+Records = Annotated[Path, typer.Option("--results", "--out", metavar="DIR", help="Folder of the records.")]
+Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Folder of the records of training runs.")]

@@ -1,4 +1,4 @@
-"""``rotationout report``: one page of all records."""
+"""``rotationout report``: all records on one page."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from .trouble import say
 __all__ = ["BENCHMARKS", "DRAWING", "NoTheory", "report"]
 
 BENCHMARKS = Path("benchmarks/results")
-DRAWING = "drawing the figures of the theory, about half a minute"
-NoTheory = Annotated[
-    bool, typer.Option("--no-theory", help="Leave the figures of the theory off, which take half a minute.")
-]
+DRAWING = "drawing the theory figures, which takes about half a minute"
+NoTheory = Annotated[bool, typer.Option("--no-theory", help="Skip the theory figures, which take half a minute.")]
 
 
 def report(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of index.html.")] = Path("out"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write index.html to.")] = Path("out"),
     results: Results = Path("results"),
     benchmarks: Annotated[
-        Path, typer.Option("--benchmarks", metavar="DIR", help="Where the records of benchmarks are.")
+        Path, typer.Option("--benchmarks", metavar="DIR", help="Folder of the records of benchmarks.")
     ] = BENCHMARKS,
     no_theory: NoTheory = False,
     json: Json = False,
 ) -> None:
-    """Write one HTML page of all records, beside the paper, with every figure.
+    """Write one HTML page with all results, next to the paper's numbers, and every figure.
 
-    It stands alone: no other file, no script, no network. Its path is printed.
+    The page needs no other file, no script and no network. Prints its path.
 
     Example:
         rotationout report --out out
@@ -40,7 +38,7 @@ def report(
 
     for folder, kind in ((results, "runs"), (benchmarks, "benchmarks")):
         if not folder.is_dir():
-            say(f"there is no folder {folder}: the page will be without records of {kind}")
+            say(f"there is no folder {folder}: the page will have no records of {kind}")
     if not no_theory:
         say(DRAWING)
     page = whole.write(out, results, benchmarks if benchmarks.is_dir() else None, figures=not no_theory)

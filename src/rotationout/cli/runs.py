@@ -1,4 +1,4 @@
-"""``rotationout train`` and ``rotationout sweep``: run a row of a table, or all that have no record."""
+"""``rotationout train`` and ``rotationout sweep``: run a row of a table, or all rows that have no record."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
 __all__ = ["numbers", "sweep", "train"]
 
 MOST_SEED = 2**32 - 1
-"""Torch's generator on a CPU sees no more bits of a seed."""
+"""Torch's CPU generator ignores the higher bits of a seed."""
 
-Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data, as said above.")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where records go.")]
+Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data set, as described above.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write records to.")]
 Checkpoints = Annotated[
-    Path, typer.Option("--checkpoints", metavar="DIR", help="Where runs are kept until they have a record.")
+    Path, typer.Option("--checkpoints", metavar="DIR", help="Folder for checkpoints of unfinished runs.")
 ]
-Compile = Annotated[bool, typer.Option("--compile", help="Faster steps of a run that has a GPU to itself.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Use torch.compile: faster steps if the run has the GPU to itself.")
+]
 Tensorboard = Annotated[
     Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard here.")
 ]
 Minutes = Annotated[
-    float | None, typer.Option("--minutes", min=0, help="Stop after so long, with checkpoints and exit code 3.")
+    float | None, typer.Option("--minutes", min=0, help="Stop after this time, with checkpoints and exit code 3.")
 ]
 
 
 @dataclass(frozen=True)
 class Way:
-    """How runs are made, whatever they are."""
+    """How runs are made: everything but their configs."""
 
     data: Path
     out: Path
@@ -67,9 +69,11 @@ def train(
     data: Data,
     row: Annotated[
         str | None,
-        typer.Option("--row", metavar="NAME", help="The row; the first if not given.", autocompletion=some_rows),
+        typer.Option(
+            "--row", metavar="NAME", help="Row of the table; the first if not given.", autocompletion=some_rows
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of weights, order and noise.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, data order and noise.")] = 0,
     out: Out = Path("results"),
     checkpoints: Checkpoints = Path("out/checkpoints"),
     device: Device = None,
@@ -81,9 +85,9 @@ def train(
 ) -> None:
     """Run one row of a table and write its record.
 
-    A run that was stopped goes on, and one that has a record is not run again. Every field of its config can be given
-    instead of the recipe's; the record then has a name of its own. With --json the record is printed. Under torchrun
-    several processes share the run.
+    A run that was stopped continues from its checkpoint, and one that has a record is not run again. The options listed
+    as fields change the config of the row; the record then gets a name that says what was changed. With --json the
+    record is printed. Under torchrun several processes share the run.
 
     Example:
         rotationout train an4 --row rotation --seed 0 --data an4.pt
@@ -103,12 +107,12 @@ def sweep(
     data: Data,
     row: Annotated[
         list[str] | None,
-        typer.Option("--row", metavar="NAME", help="Only this row; may be given again.", autocompletion=some_rows),
+        typer.Option("--row", metavar="NAME", help="Only this row. Repeat for several.", autocompletion=some_rows),
     ] = None,
-    seeds: Annotated[str, typer.Option("--seeds", metavar="LIST", help="As in 0,1,2 or 0-4.")] = "0-2",
-    together: Annotated[int, typer.Option("--together", min=1, help="Runs that share the device.")] = 1,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="LIST", help="Seeds to run, as in 0,1,2 or 0-4.")] = "0-2",
+    together: Annotated[int, typer.Option("--together", min=1, help="Runs that train side by side on the device.")] = 1,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Processes on the device, each with so many runs.")
+        int, typer.Option("--processes", min=1, help="Processes on the device, each with --together runs.")
     ] = 1,
     out: Out = Path("results"),
     checkpoints: Checkpoints = Path("out/checkpoints"),
@@ -119,11 +123,12 @@ def sweep(
     json: Json = False,
     **fields: str | None,
 ) -> None:
-    """Run every row and seed of a table that has no record.
+    """Run every row and seed of a table that has no record yet.
 
-    Runs that were stopped go on. With --json all records of these rows and seeds are printed. A process launches the
-    work of its runs one after the other; where a GPU waits for that, several get more done, most of all under NVIDIA's
-    MPS (nvidia-cuda-mps-control -d), which lets them run at the same time.
+    Runs that were stopped continue from their checkpoints. With --json all records of these rows and seeds are printed.
+    If one run does not keep the GPU busy, let several share it with --together, and use several --processes if a single
+    one cannot launch work fast enough. Processes gain most under NVIDIA's MPS (nvidia-cuda-mps-control -d), which lets
+    them use the GPU at the same time.
 
     Example:
         rotationout sweep an4 --seeds 0-4 --together 5 --data an4.pt
@@ -157,7 +162,7 @@ def numbers(text: str) -> list[int]:
 def _run(
     recipe: str, rows: Sequence[str] | None, seeds: Sequence[int], way: Way, fields: dict[str, str | None]
 ) -> tuple[list[dict[str, Any]] | None, int]:
-    """Run what has no record; the records that there are then, in the first process alone, and the exit code."""
+    """Run what has no record. Returns all records (in the first process only, else None) and the exit code."""
     from ..experiments.results import record_path
     from ..recipes import TABLES
     from .fields import changed, changes
@@ -168,7 +173,7 @@ def _run(
     configs = [changed(config, values).replace(seed=seed) for seed in seeds for config in picked]
     first, alone, left = _run_all(configs, way, functools.partial(_maker, way, values))
     if left and first:
-        say(f"{len(left)} runs are left; run the same command again to go on")
+        say(f"{len(left)} runs are not finished; run the same command again to continue")
     paths = [record_path(way.out, config) for config in configs if config not in left]
     records = [json_format.loads(path.read_text(encoding="utf-8")) for path in paths] if first else None
     # torchrun would take another code than 0 for a crash, and end processes that still write.
@@ -178,7 +183,7 @@ def _run(
 def _run_all(
     configs: Sequence[Config], way: Way, maker: Callable[[torch.device], Callable[[Config], Run]]
 ) -> tuple[bool, bool, list[Config]]:
-    """Run them; whether this is the first process of those that share a run, and not torchrun's, and what is left."""
+    """Run them. Returns whether this is the first process, whether it runs without torchrun, and what is unfinished."""
     from ..experiments import processes
     from ..experiments.sweep import sweep as run_here
     from ..experiments.workers import Share, share_out
@@ -207,7 +212,7 @@ def _run_all(
 
 
 def _maker(way: Way, values: dict[str, Any], device: torch.device) -> Callable[[Config], Run]:
-    """Makes the run of a config. Options of a noise or a network that it does not have are the user's mistake."""
+    """What makes the run of a config. Giving options that a noise or network does not have is the user's mistake."""
     from ..experiments.tasks import maker
 
     make = maker(way.data, device, compiled=way.compile)

@@ -1,4 +1,4 @@
-"""``rotationout score``: detections that were made where pycocotools is absent."""
+"""``rotationout score``: score detections that were made on a machine without pycocotools."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ def score(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", metavar="DIR", exists=True, help="The data set, in COCO's layout; its annotations are read."
+            "--data", metavar="DIR", exists=True, help="The data set in COCO's layout; only its annotations are needed."
         ),
     ],
     results: Records = Path("results"),
-    again: Annotated[bool, typer.Option("--again", help="Also records that have scores.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also score records that have scores already.")] = False,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="DIR", help="Draw detections on test images there.")
+        Path | None,
+        typer.Option("--picture", metavar="DIR", help="Also draw detections on test images, in this folder."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Score detections that were made where pycocotools is absent, and put AP into their records.
+    """Score detections that were made on a machine without pycocotools, and add AP to their records.
 
-    Runs leave them beside their records. What has scores is left alone.
+    Training leaves the detections beside each record. Records that have scores already are skipped.
 
     Example:
         rotationout score bccd --data BCCD --picture out/figures
@@ -43,7 +44,7 @@ def score(
         chosen("TABLE", recipe, detection.TABLES)
     found = score_records(results, recipe, data, again=again)
     if not found:
-        say(f"all records of {recipe} in {results} have scores; --again scores them anew")
+        say(f"all records of {recipe} in {results} have scores already; --again scores them anew")
     drawn = _draw(recipe, results, data, picture) if picture is not None else []
     if json:
         scored = [{"record": str(path), **scores} for path, scores in found.items()]

@@ -1,4 +1,4 @@
-"""``rotationout rows`` and ``rotationout table``: what a table consists of, and what its records say."""
+"""``rotationout rows`` and ``rotationout table``: the rows of a table, and its results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ __all__ = ["rows", "table"]
 def rows(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="TABLE", help="A table; all are listed if none is named.", autocompletion=some_recipes),
+        typer.Argument(
+            metavar="TABLE", help="Name of a table; lists all tables if not given.", autocompletion=some_recipes
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """List the rows of a table, or all tables.
 
-    With --json, the whole config of each row.
+    With --json, prints the whole config of each row.
 
     Example:
         rotationout rows
@@ -52,10 +54,10 @@ def table(
     results: Records = Path("results"),
     json: Json = False,
 ) -> None:
-    """Print what the records of a table say, beside the paper's numbers.
+    """Print the results of a table, next to the paper's numbers.
 
-    Mean ± standard deviation over seeds. Runs with changed fields have a name of their own, that of the table and the
-    changes; it is the name of their folder.
+    Values are mean ± standard deviation over seeds. Runs with changed fields are tables of their own: give the name of
+    their folder in --results, which is the table and the changes.
 
     Example:
         rotationout table an4
@@ -68,7 +70,7 @@ def table(
     name = name_of(recipe) or chosen("TABLE", recipe, TABLES)
     records = read_records(results, recipe)
     if not records:
-        raise ValueError(f"there are no records of {recipe} in {results} yet; rotationout sweep {name} makes them")
+        raise ValueError(f"there are no records of {recipe} in {results} yet; run rotationout sweep {name}")
     task = TASKS[type(TABLES[name]()[0])]
     with readable(results / recipe):
         cells, prose, notes = task.table(records), task.prose(records), task.notes(records)

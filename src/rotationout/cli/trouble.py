@@ -1,4 +1,4 @@
-"""What can go wrong for a user, told in a line instead of a traceback; and the exit codes."""
+"""Errors that are a user's, reported in one line instead of a traceback; and the exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
-"""Beside 0, done, and 2, wrong usage, which is typer's."""
+"""Besides 0 for success and 2 for wrong usage, which typer sets."""
 
 EXTRAS = {
     "jinja2": "demo",
@@ -40,13 +40,13 @@ EXTRAS = {
     "torchmetrics": "speech",
     "torchvision": "vision",
 }
-"""Which extra of the package has a module that may be missing."""
+"""Which extra of the package installs a module that may be missing."""
 
 _tracebacks = False
 
 
 def show_tracebacks(shown: bool) -> None:
-    """Let errors pass that `told` would tell in a line."""
+    """Let errors through that `told` would report in one line."""
     global _tracebacks
     _tracebacks = shown
 
@@ -70,24 +70,24 @@ def chosen(option: str, value: str, choices: Iterable[str]) -> str:
 
 
 def check_place(file: Path, option: str) -> None:
-    """A `misuse` if a file cannot be written there: before the work, not after it."""
+    """A `misuse` if the file cannot be written; call it before the work, not after it."""
     if not file.parent.is_dir():
         misuse(f"there is no folder {str(file.parent)!r} to write to", option)
     check_file(file, option)
 
 
 def check_file(file: Path, option: str) -> None:
-    """A `misuse` if a folder is where a file is to be."""
+    """A `misuse` if the path of a file is that of a folder."""
     if file.is_dir():
-        misuse(f"must be a file, and {str(file)!r} is a folder", option)
+        misuse(f"must be a file, but {str(file)!r} is a folder", option)
 
 
 def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..., None]:
-    """The command, with errors that are not bugs told in a line.
+    """The command, with errors that are not bugs reported in one line.
 
     Args:
         function: the command.
-        goes_on: whether it goes on from where it was interrupted when it is run again.
+        goes_on: whether the command continues where it was interrupted when it is run again.
     """
 
     @functools.wraps(function)
@@ -95,7 +95,7 @@ def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..
         try:
             function(*args, **options)
         except KeyboardInterrupt:
-            say("interrupted" + ("; run the same command again to go on" if goes_on else ""))
+            say("interrupted" + ("; run the same command again to continue" if goes_on else ""))
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # whoever read the output has seen enough
             raise
@@ -109,14 +109,14 @@ def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether that is what torch means: on a GPU it has a type of its own, on a CPU it says so."""
+    """Whether torch ran out of memory: on a GPU the error has its own type, on a CPU only its message says so."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _line(error: Exception) -> str:
-    """What to say of an error that is a user's; a module that is missing and no extra has is none."""
+    """What to say about a user's error; raises the error again if it is a missing module that no extra installs."""
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
-        return f"{error.filename}: a folder must be there, not a file"
+        return f"{error.filename}: this must be a folder, not a file"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # the latter is what was to be moved there
     if isinstance(error, MemoryError | RuntimeError):

@@ -1,8 +1,8 @@
 """Linear models under noise, as scikit-learn estimators (section 2.2; the extra ``linear``).
 
-`RotationOutRegressor` and `DropoutRegressor` integrate the noise out and solve in closed form; those ending in CV also
-choose its strength. `NoisyLogisticRegression` is trained under noise. `condition_numbers` and `margin_angle` are what
-the paper says of both, as numbers.
+`RotationOutRegressor` and `DropoutRegressor` integrate the noise out and solve in closed form; the versions ending in
+CV also choose the strength of the noise. `NoisyLogisticRegression` is trained under noise. `condition_numbers` and
+`margin_angle` compute what the paper says about regression and classification.
 """
 
 try:

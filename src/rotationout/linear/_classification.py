@@ -29,13 +29,13 @@ __all__ = ["NOISES", "NoisyLogisticRegression"]
 NOISES = ("rotation", "dropout", "gaussian", "uout")
 
 HELD = 2**26
-"""Elements of noisy copies up to which they are kept between steps; beyond it they are drawn again, the same ones."""
+"""Noisy copies with up to this many elements are kept between steps; larger ones are redrawn from the same seed."""
 
 MOST = 2**26
-"""Elements of noisy copies that ``n_copies="auto"`` makes at most."""
+"""The most elements of noisy copies that ``n_copies="auto"`` makes."""
 
 TOGETHER = 2**20
-"""Elements up to which copies are treated as one tensor: small ones cost more in calls than in arithmetic."""
+"""Copies are batched into tensors of up to this many elements: small ones cost more in calls than in arithmetic."""
 
 
 class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -43,23 +43,24 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     Minimises the mean of −log softmax(W x̃ + b) over the training set and ``n_copies`` noisy copies x̃ of it, by L-BFGS.
     The copies are drawn once, so the loss is a smooth convex function and the result depends on the seed alone; the
-    noise is the only regularisation. Features are divided by one common number before, which changes no noise.
+    noise is the only regularisation. First all features are divided by one common number, which does not change the
+    noise.
 
     Args:
         noise: ``"rotation"``, ``"dropout"``, ``"gaussian"`` or ``"uout"``, of equal strength at equal p.
-        p: drop probability of the Dropout it is matched to; 0 is logistic regression without a penalty.
-        n_copies: how many noisy copies of the training set stand for the expectation. With few rows for every weight,
-            copies included, the model learns their noise by heart: ``"auto"`` takes as many as make 100, 8 at least,
-            but no more than 2²⁶ numbers in all.
-        fit_intercept: fit b, which no noise disturbs; features are then disturbed about the mean of the training set,
-            without it about the origin.
-        tol: where L-BFGS stops, the largest derivative.
-        max_iter: its most steps.
+        p: drop probability of the equally strong Dropout; 0 is logistic regression without a penalty.
+        n_copies: how many noisy copies of the training set approximate the expectation. With too few rows per weight,
+            copies included, the model memorises the noise: ``"auto"`` makes enough copies for 100 rows per weight, at
+            least 8, but no more than 2²⁶ numbers in all.
+        fit_intercept: fit b, to which no noise is applied; the noise is then about the mean of the training set,
+            otherwise about the origin.
+        tol: L-BFGS stops when the largest derivative is below this.
+        max_iter: the most steps of L-BFGS.
         random_state: the seed of the noise.
 
     Attributes:
         classes_: the labels.
-        coef_: W, (classes, D), or (1, D) for two classes: that of the second.
+        coef_: W, (classes, D), or (1, D) for two classes: the weights of the second minus those of the first.
         intercept_: b, (classes,) or (1,).
         n_iter_: steps taken.
 
@@ -148,7 +149,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         return np.asarray(np.exp(self.predict_log_proba(X)))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """The logarithm of `predict_proba`, finite however small."""
+        """The logarithm of `predict_proba`, finite even where a probability rounds to zero."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([log_expit(-scores), log_expit(scores)], axis=1)
@@ -162,7 +163,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
 
 class _Copies:
-    """Noisy copies of features, a few at a time, (copies·n, D), and the same ones whenever they are asked for."""
+    """Noisy copies of features, a few at a time, (copies·n, D); every iteration gives the same copies."""
 
     def __init__(self, features: Tensor, kind: str, p: float, number: int, seed: int) -> None:
         self.features, self.kind, self.p, self.number, self.seed = features, kind, p, number, seed

@@ -1,4 +1,4 @@
-"""How well-posed least squares under noise is: condition numbers of the normal matrices (label eqro)."""
+"""How well-posed least squares under noise is: the condition numbers of its normal matrices (label eqro)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["ConditionNumbers", "condition_numbers", "rotation_condition_bound"]
 
 @dataclass(frozen=True)
 class ConditionNumbers:
-    """Condition numbers of normal matrices, infinite where one is singular to rounding.
+    """Condition numbers of normal matrices; infinite for a matrix that is singular up to rounding.
 
     Attributes:
         none: of ZᵀZ, without noise.
-        dropout: of ZᵀZ + λ·diag(ZᵀZ). At least the largest feature's variance over the smallest, so without bound.
-        dropout_scaled: the same once features are scaled to unit variance; at most (D + λ)/λ.
+        dropout: of ZᵀZ + λ·diag(ZᵀZ). At least the ratio of the largest variance of a feature to the smallest, so it
+            has no bound.
+        dropout_scaled: the same after scaling features to unit variance; at most (D + λ)/λ.
         rotation: of ZᵀZ + λ·(tr(ZᵀZ)·I − ZᵀZ)/(D − 1).
-        rotation_bound: what the latter can be at most, (D − 1)/λ.
+        rotation_bound: the upper bound of ``rotation``, (D − 1)/λ.
 
     >>> condition_numbers([[1.0, 0.0], [0.0, 2.0]], p=0.5, fit_intercept=False)
     ConditionNumbers(none=4.0, dropout=4.0, dropout_scaled=1.0, rotation=1.0, rotation_bound=1.0)
@@ -41,13 +42,13 @@ class ConditionNumbers:
 def condition_numbers(X: Any, p: float = 0.5, *, fit_intercept: bool = True) -> ConditionNumbers:
     """The condition numbers of least squares on features ``X`` without noise, under Dropout and under RotationOut.
 
-    The paper compares the matrices as they are. A Dropout regression is solved just as safely: what makes its matrix
-    ill-conditioned is the scale of the features, and `DropoutRegressor` divides by it.
+    The paper compares the matrices as they are. In practice Dropout regression is solved just as safely: its matrix is
+    ill-conditioned because features differ in scale, and `DropoutRegressor` divides by that scale.
 
     Args:
         X: features, (n, D).
-        p: drop probability of the Dropout, and of that which RotationOut is matched to; positive.
-        fit_intercept: take features about their mean.
+        p: drop probability of Dropout; RotationOut is equally strong. Positive.
+        fit_intercept: subtract the mean of the features.
 
     >>> rng = np.random.default_rng(0)
     >>> X = rng.standard_normal((100, 4)) * [1, 1, 1, 1e-4]
@@ -77,8 +78,8 @@ def rotation_condition_bound(features: int, p: float) -> float:
     """The largest condition number that least squares under RotationOut can have: (D − 1)/λ for λ ≤ D − 1.
 
     An eigenvalue g of ZᵀZ becomes (1 − κ)·g + κ·tr(ZᵀZ), κ = λ/(D − 1), between κ·tr(ZᵀZ) and tr(ZᵀZ); the bound is
-    reached if all the variance lies in one direction. The paper prints D − 1, its value at λ = 1. For λ > D − 1 it is
-    κ.
+    reached if all the variance lies in one direction. The paper prints D − 1, its value at λ = 1. For λ > D − 1
+    the bound is κ.
 
     >>> rotation_condition_bound(65, 0.5)
     64.0

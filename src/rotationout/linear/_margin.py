@@ -1,14 +1,14 @@
-"""The margin that RotationOut asks of a linear classifier (label logistic): by what angle the boundary moves.
+"""The margin that RotationOut requires of a linear classifier (label logistic): the angle that the boundary moves by.
 
-Between classes i and j the logits decide by the sign of (wᵢ − wⱼ)·x, that is by the angle β at which x stands off the
-boundary, the hyperplane of equal logits:
+Between classes i and j the sign of (wᵢ − wⱼ)·x decides. It is the sign of the angle β between x and the boundary, the
+hyperplane of equal logits:
 
     sin β = (wᵢ − wⱼ)·x / (|wᵢ − wⱼ|·|x|).
 
 Where |wᵢ| = |wⱼ| and x lies in their plane, the angles of the paper are θⱼ − θᵢ = 2β. A rotation adds tan θ · A x, of
-length |x|·|tan θ| and perpendicular to x, of which the boundary sees a share ξ: the decision is the sign of
-tan β + ξ·tan θ. For features in general position ξ is a coordinate of a random direction among D − 1, so
-E ξ² = 1/(D − 1): in two dimensions a point must stand off by the whole angle θ, in many by far less.
+length |x|·|tan θ| and perpendicular to x. A share ξ of it points across the boundary, so the decision is the sign of
+tan β + ξ·tan θ. For features in general position ξ is a coordinate of a random direction in D − 1 dimensions, so
+E ξ² = 1/(D − 1): in two dimensions x must be the whole angle θ away from the boundary, in many dimensions far less.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def boundary_angle(X: Any, coef: Any) -> Array:
 
     Args:
         X: features, (n, D).
-        coef: w, (D,): the weights of one class less those of another.
+        coef: w, (D,): the weights of one class minus those of another.
 
     >>> boundary_angle([[1.0, 0.0], [1.0, -1.0]], [1.0, 1.0]) / math.pi
     array([0.25, 0.  ])
@@ -47,13 +47,13 @@ def boundary_angle(X: Any, coef: Any) -> Array:
 
 
 def flip_probability(angle: Any, p: float, features: int) -> Array:
-    """How often RotationOut (tan θ Gaussian) carries a point across a boundary that it stands off by ``angle``.
+    """How often RotationOut (Gaussian tan θ) moves a point across a boundary that is ``angle`` away from it.
 
     P(tan β + ξ·tan θ < 0) for a random orientation of point and boundary, even D; ½ on the boundary.
 
     Args:
         angle: β in radians, |β| < π/2, any shape; negative on the wrong side.
-        p: drop probability of the Dropout it is matched to, positive.
+        p: drop probability of the equally strong Dropout, positive.
         features: D, even.
 
     >>> round(float(flip_probability(math.radians(10), 0.5, 2)), 3)  # P(tan θ > tan 10°), tan θ ~ N(0, 1)
@@ -67,14 +67,14 @@ def flip_probability(angle: Any, p: float, features: int) -> Array:
 
 
 def margin_angle(p: float, features: int, flips: float = 0.05) -> float:
-    """The angle β by which a point must stand off a boundary for RotationOut to carry it across in few draws only.
+    """The angle β that a point must be away from a boundary for RotationOut to move it across in only few draws.
 
-    The paper's condition θᵢ < θⱼ turns into θᵢ < θⱼ − Θ with Θ = 2β. It falls as 1/√D.
+    The paper's condition θᵢ < θⱼ turns into θᵢ < θⱼ − Θ with Θ = 2β, which falls as 1/√D.
 
     Args:
-        p: drop probability of the Dropout it is matched to, positive.
+        p: drop probability of the equally strong Dropout, positive.
         features: D, even.
-        flips: in what share of the draws it may be carried across, between 0 and ½.
+        flips: the share of draws that may move the point across, between 0 and ½.
 
     >>> [round(math.degrees(margin_angle(0.5, features)), 1) for features in (2, 8, 64, 512)]
     [58.7, 31.9, 11.4, 4.0]

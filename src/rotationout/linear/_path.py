@@ -1,7 +1,7 @@
 """Weights and errors for every p from one decomposition.
 
 The eigenvectors of a normal matrix gain·ZᵀZ + ridge·I do not depend on the strength of the noise (`_solve.Penalty`).
-Once they are known, another p costs n·D operations, errors on rows left out included.
+Once they are known, each further p costs n·D operations, including the errors on rows left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Spectrum", "fold_errors"]
 class Spectrum:
     """A sample in the eigenbasis V of its normal matrices: ZᵀZ = V·diag(values)·Vᵀ for features Z divided by `scale`.
 
-    Where there are fewer rows than features, only the directions that the rows span: weights have no part in others.
+    With fewer rows than features, V has only the directions that the rows span: weights have no component in others.
 
     Args:
         sample: the data.
@@ -84,13 +84,13 @@ class Spectrum:
         """The mean squared error, weighted, of predicting every row from all others, for every λ.
 
         Without row i the means move, and ZᵀZ loses h·uuᵀ with u the row about the old mean and h = s·S/(S − s), S = Σ s
-        (h = s without an intercept). So does the noise, whose strength goes with the energy of the data. What is left
-        is, in the eigenbasis, a diagonal less a multiple of uuᵀ, inverted by Sherman and Morrison's formula.
+        (h = s without an intercept). The noise changes too, as its strength is proportional to the energy of the data.
+        In the eigenbasis the result is a diagonal minus a multiple of uuᵀ, inverted by Sherman and Morrison's formula.
 
         Args:
             lams: the strengths, all positive.
-            adapt: also take row i out of the ridge, which is exact if `scale` does not depend on the data. If not, the
-                noise keeps the strength that it has with all rows.
+            adapt: also remove row i from the ridge, which is exact if `scale` does not depend on the data. Otherwise
+                the noise keeps the strength that it has with all rows.
         """
         sample = self.sample
         squares = np.zeros(len(lams))
@@ -126,7 +126,7 @@ def fold_errors(
     squares, total = np.zeros(len(lams)), 0.0
     for train, test in folds:
         if sample.weight is not None and not sample.weight[train].any():
-            raise ValueError("cv leaves a fold to learn from whose rows all have sample_weight 0; choose other folds")
+            raise ValueError("cv has a training fold whose rows all have sample_weight 0; choose other folds")
         spectrum = Spectrum(sample.take(train), noise)
         weight = np.ones(len(sample.x[test])) if sample.weight is None else sample.weight[test]
         errors = spectrum.predict(sample.x[test], lams) - sample.y[test]

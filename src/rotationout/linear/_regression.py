@@ -16,7 +16,7 @@ __all__ = ["DropoutRegressor", "MarginalRegressor", "RotationOutRegressor"]
 
 
 class MarginalRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """What the regressors share: checking data, and predicting."""
+    """What all regressors share: checking data, and predicting."""
 
     _noise: ClassVar[str]
     _fewest_features: ClassVar[int] = 1
@@ -25,7 +25,7 @@ class MarginalRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # typ
     intercept_: Any
 
     def predict(self, X: Any) -> Array:
-        """Predictions without noise, (n,) or (n, k) as the targets were."""
+        """Predictions without noise, (n,) or (n, k) like the targets."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
         return np.asarray(X @ self.coef_.T + self.intercept_)
@@ -56,7 +56,7 @@ class MarginalRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # typ
 
 
 class _FixedStrengthRegressor(MarginalRegressor):
-    """A regressor of a given p."""
+    """A regressor with a given p."""
 
     def __init__(self, p: float = 0.5, *, fit_intercept: bool = True, solver: str = "auto", tol: float = 1e-10) -> None:
         self.p = p
@@ -65,7 +65,7 @@ class _FixedStrengthRegressor(MarginalRegressor):
         self.tol = tol
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Find the weights of least expected loss.
+        """Find the weights that minimise the expected loss.
 
         Args:
             X: features, (n, D); n < D is allowed. Neither copied nor changed where n ≥ D.
@@ -85,16 +85,16 @@ class _FixedStrengthRegressor(MarginalRegressor):
 class RotationOutRegressor(_FixedStrengthRegressor):
     """Least squares under RotationOut, min E Σ s·(y − b − w·x̃)², in closed form (labels eq8 and eq9).
 
-    A ridge regression whose penalty λ·wᵀ(tr(ZᵀZ)·I − ZᵀZ)w / (D − 1) knows the scale of the data and how many they are:
+    A ridge regression whose penalty λ·wᵀ(tr(ZᵀZ)·I − ZᵀZ)w / (D − 1) grows with the scale and the number of the data:
     w = (D − 1)/(D − 1 − λ) · Ridge(α = λ·tr(ZᵀZ)/(D − 1 − λ)) for λ = p / (1 − p) < D − 1.
 
     Args:
-        p: drop probability of the Dropout it is matched to, E tan²θ = p / (1 − p). 0 is least squares.
-        fit_intercept: fit b, which no noise disturbs. x is then turned about the mean of the training set, as in
-            section 2.3, so that a shift of x changes nothing but b; without it about the origin, as eq8 is printed.
-        solver: ``"cholesky"``, exact, of the smaller side of X; ``"cg"``, conjugate gradients, which need no D × D
-            matrix; or ``"auto"``, the latter where both sides are beyond 4000.
-        tol: where conjugate gradients stop, a relative residual.
+        p: drop probability of the equally strong Dropout, E tan²θ = p / (1 − p). 0 is least squares.
+        fit_intercept: fit b, to which no noise is applied. x is then rotated about the mean of the training set, as in
+            section 2.3, so that a shift of x changes nothing but b; otherwise about the origin, as eq8 is printed.
+        solver: ``"cholesky"``, exact, with a matrix of the smaller side of X; ``"cg"``, conjugate gradients, which need
+            no D × D matrix; or ``"auto"``: ``"cg"`` if both sides of X are larger than 4000, else ``"cholesky"``.
+        tol: the relative residual at which conjugate gradients stop.
 
     Attributes:
         coef_: w, (D,), or (k, D) for targets (n, k).
@@ -113,10 +113,10 @@ class RotationOutRegressor(_FixedStrengthRegressor):
 
 
 class DropoutRegressor(_FixedStrengthRegressor):
-    """Least squares under Dropout, min E Σ s·(y − b − w·x̃)², in closed form: the mirror of `RotationOutRegressor`.
+    """Least squares under Dropout, min E Σ s·(y − b − w·x̃)², in closed form: the counterpart of `RotationOutRegressor`.
 
     The penalty λ·wᵀdiag(ZᵀZ)w is a ridge of α = λ = p / (1 − p) on features scaled to Σ s·z² = 1. The arguments and
-    attributes are those of `RotationOutRegressor`; with an intercept, the zero-centred features are dropped, as in
+    attributes are those of `RotationOutRegressor`; with an intercept, Dropout acts on the zero-centred features, as in
     section 3.2. A feature that does not vary has weight 0.
 
     >>> import numpy as np

@@ -21,7 +21,7 @@ class Sample:
         x: features, (n, D), of a floating dtype.
         y: targets, (n, k), of the same dtype.
         weight: s, (n,), or None for ones.
-        centred: take x and y about their means, which fits an intercept; about the origin if not.
+        centred: subtract the means of x and y, which fits an intercept.
 
     Attributes:
         total: Σ s.
@@ -47,15 +47,15 @@ class Sample:
         return Sample(self.x.astype(np.float64), self.y.astype(np.float64), self.weight, centred=self.centred)
 
     def take(self, rows: Array) -> Sample:
-        """Some of the rows, about a mean of their own."""
+        """Some of the rows, with their own mean."""
         weight = None if self.weight is None else self.weight[rows]
         return Sample(self.x[rows], self.y[rows], weight, centred=self.centred)
 
     def blocks(self, elements: int = 2**23) -> Iterator[tuple[slice, Array, Array]]:
-        """Slices of rows with their z and t. The memory of z is used again for the next block.
+        """Slices of rows with their z and t. The memory of z is reused for the next block.
 
         Args:
-            elements: how large a block is: 64 MB as a rule, so that the BLAS is called seldom.
+            elements: the size of a block, usually 64 MB, so that the BLAS is called seldom.
         """
         n, features = self.shape
         # A product with a block should be worth reading a D × D matrix for.
@@ -88,7 +88,7 @@ class Sample:
         return self.without_rounding(energy)
 
     def without_rounding(self, energy: Array) -> Array:
-        """Zero where a constant less its mean left rounding errors: those of the mean, and of its sum in fp64."""
+        """Zero for constant features, whose energy is only rounding error: of their mean, and of its sum in fp64."""
         exact = np.finfo(np.float64).eps * np.sqrt(len(self.x))
         rounding = 8 * max(exact, np.finfo(self.x.dtype).eps) * self.x_mean
         return np.where(energy > self.total * rounding**2, energy, 0)

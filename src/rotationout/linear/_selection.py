@@ -1,4 +1,4 @@
-"""The strength of the noise chosen by cross-validation, all candidates from one decomposition."""
+"""Choose the strength of the noise by cross-validation, with one decomposition for all candidates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _SelectedStrengthRegressor(MarginalRegressor):
     """A regressor that chooses its p."""
 
     _adapt: ClassVar[bool]
-    """Whether leaving a row out weakens the noise accordingly, see `Spectrum.leave_one_out`."""
+    """Whether leaving a row out also weakens the noise, see `Spectrum.leave_one_out`."""
 
     def __init__(self, ps: Sequence[float] | Array = PS, *, fit_intercept: bool = True, cv: Any = None) -> None:
         self.ps = ps
@@ -31,12 +31,12 @@ class _SelectedStrengthRegressor(MarginalRegressor):
         self.cv = cv
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Choose p, and find the weights of least expected loss.
+        """Choose p, and find the weights that minimise the expected loss.
 
         Args:
             X: features, (n, D); n < D is allowed.
             y: targets, (n,) or (n, k).
-            sample_weight: how much each row counts, (n,), in the fit and in the error; once if not given.
+            sample_weight: how often each row counts, (n,), in the fit and in the error; once if not given.
         """
         rates = self._rates()
         lams = [strength.to_lam("dropout", p) for p in rates]
@@ -58,7 +58,7 @@ class _SelectedStrengthRegressor(MarginalRegressor):
         rates = [strength.check_rate(p, "ps") for p in np.asarray(self.ps).ravel().tolist()]
         if not rates or min(rates) == 0.0:
             raise ValueError(
-                f"ps must have at least one entry, all positive, got {self.ps!r}; for no noise use a small one, 1e-6"
+                f"ps must have at least one entry, all positive, got {self.ps!r}; for almost no noise use 1e-6"
             )
         return rates
 
@@ -67,7 +67,7 @@ def _check_enough(sample: Sample) -> None:
     counted = len(sample.x) if sample.weight is None else int((sample.weight > 0).sum())
     if counted < 3:
         raise ValueError(
-            f"leaving one out needs at least 3 samples (of positive weight), got n_samples = {counted}; "
+            f"leave-one-out needs at least 3 samples of positive weight, got n_samples = {counted}; "
             "choose p yourself with RotationOutRegressor or DropoutRegressor"
         )
 
@@ -75,17 +75,17 @@ def _check_enough(sample: Sample) -> None:
 class RotationOutRegressorCV(_SelectedStrengthRegressor):
     """`RotationOutRegressor` that chooses p by cross-validation.
 
-    All candidates come from one eigendecomposition, and with ``cv=None`` the error of leaving every row out too:
-    exactly what n fits for every p would give, in the time of a few.
+    One eigendecomposition serves all candidates. With ``cv=None`` it also gives the leave-one-out errors: exactly what
+    n fits for every p would give, in the time of a few fits.
 
     Args:
         ps: the candidates, drop probabilities in (0, 1).
         fit_intercept: as in `RotationOutRegressor`.
-        cv: None, leave one out; or what scikit-learn takes, a number of folds, a splitter or an iterable of splits: one
-            decomposition for every fold then.
+        cv: None for leave-one-out; or what scikit-learn accepts, a number of folds, a splitter or an iterable of
+            splits, which takes one decomposition per fold.
 
     Attributes:
-        p_: the candidate of least error.
+        p_: the candidate with the smallest error.
         errors_: the mean squared error of each candidate on the rows left out, mean over targets.
         coef_: w, (D,), or (k, D) for targets (n, k).
         intercept_: b, a number or (k,).
@@ -106,8 +106,8 @@ class RotationOutRegressorCV(_SelectedStrengthRegressor):
 class DropoutRegressorCV(_SelectedStrengthRegressor):
     """`DropoutRegressor` that chooses p by cross-validation, as `RotationOutRegressorCV` does.
 
-    With ``cv=None`` the variance of the noise on each feature is held at that of all rows while one is left out, a
-    change of order 1/n: without that row the eigenvectors would be others. Folds are exact.
+    With ``cv=None``, leaving a row out does not change the variance of the noise on each feature, which is that for all
+    rows: an error of order 1/n, without which every row would need its own eigenvectors. Folds are exact.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

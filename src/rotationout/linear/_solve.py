@@ -7,8 +7,7 @@ With Z the features, about their mean if there is an intercept, and λ = p / (1 
 
 Either way, once features are divided by a ``scale``, the normal matrix is ``gain``·ZᵀZ + ``ridge``·I: one eigenbasis
 serves every p, and its condition number is at most (gain·tr ZᵀZ + ridge) / ridge, which is (D − 1)/λ for RotationOut
-(label eqro, λ ≤ D − 1) and (D + λ)/λ for Dropout. It is that bound which makes normal equations and conjugate
-gradients safe.
+(label eqro, λ ≤ D − 1) and (D + λ)/λ for Dropout. This bound makes normal equations and conjugate gradients safe.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Penalty:
 
     Attributes:
         scale: what every feature is divided by, (D,).
-        gain: the factor of ZᵀZ. Negative for a RotationOut of λ > D − 1, whose matrix is positive definite still.
+        gain: the factor of ZᵀZ. Negative for RotationOut with λ > D − 1, whose matrix is still positive definite.
         ridge: the factor of I.
         energy: tr(ZᵀZ) after the division.
     """
@@ -50,7 +49,7 @@ class Penalty:
 
     @property
     def condition(self) -> float:
-        """What the condition number can be at most; infinite without noise."""
+        """An upper bound on the condition number; infinite without noise."""
         extreme = self.gain * self.energy + self.ridge  # the largest eigenvalue, or the smallest if gain < 0
         low, high = sorted((extreme, self.ridge))
         return high / low if low > 0 else math.inf
@@ -79,10 +78,10 @@ NOISES: dict[str, Noise] = {"rotation": rotation, "dropout": dropout}
 def solve(sample: Sample, noise: Noise, lam: float, solver: str = "auto", tol: float = 1e-10) -> Array:
     """The weights (D, k) that minimise the expected loss.
 
-    Without noise, or with one that is lost in the rounding of fp64, these are the least squares of smallest norm (of
-    the scaled weights), to which the others tend. Otherwise a Cholesky factor of the smaller side is exact,
-    n·D·min(n, D) operations; conjugate gradients take 4·n·D for a step and need neither that factor nor a copy of X.
-    Their steps are bounded through the condition number, whatever the data: √(D/λ)·½·ln(2/tol) at most.
+    Without noise, or with noise below the rounding of fp64, this is the least-squares solution whose scaled weights
+    have the smallest norm, which is the limit as the noise vanishes. Otherwise a Cholesky factor of the smaller side is
+    exact, in n·D·min(n, D) operations; conjugate gradients take 4·n·D per step and need neither that factor nor a copy
+    of X. The condition number bounds their steps for any data: at most √(D/λ)·½·ln(2/tol).
     """
     n, features = sample.shape
     if solver == "cg" or (solver == "auto" and min(n, features) > CG_FROM):
@@ -178,5 +177,5 @@ def _solve_by_steps(sample: Sample, penalty: Penalty, tol: float) -> Array:
 
 
 def _quotient(numerator: Array, denominator: Array, where: Array) -> Array:
-    """A step for the targets that still need one, zero for the others."""
+    """The quotient for the targets that still need a step, zero for the others."""
     return np.asarray(np.divide(numerator, denominator, out=np.zeros_like(numerator), where=where))

@@ -52,10 +52,10 @@ class Noise(_DropoutNd):
 
     @property
     def p(self) -> float:
-        """The drop probability of the Dropout this noise is matched to.
+        """The drop probability of the equally strong Dropout.
 
         Setting it changes a tensor on the device, not the graph: a compiled or captured model follows a schedule
-        without recompiling, except once when p becomes zero or ceases to be.
+        without recompiling, except once when p becomes zero or stops being zero.
         """
         return self._p
 

@@ -57,7 +57,7 @@ def insert_blocks(
 
     Args:
         model: as in `insert_in_stages`.
-        p: drop probability of the Dropout that the rotations are matched to, inside the blocks.
+        p: drop probability of the Dropout that is as strong as the rotations inside the blocks.
         block_sizes: a size for each of the last stages, in their order.
         coverage: the probability with which a position lies in a block, 0.1 if not given (the paper does not say).
         linear: a `RotationOut` before the last linear layer too.

@@ -24,7 +24,7 @@ class Schedule:
     """Sets the strength of noises step by step: p = factor(step) times the p that the noise had at first.
 
     Call `step` once after every optimizer step. A compiled model follows without recompiling, except once when p
-    becomes exactly zero or ceases to be (`early`, `late`, `fade_out`): noise that is off costs nothing.
+    becomes exactly zero or stops being zero (`early`, `late`, `fade_out`): noise that is off costs nothing.
 
     p is not part of a model's state_dict: save ``schedule.state_dict()`` too. To resume, build model and schedule as
     before and load both.

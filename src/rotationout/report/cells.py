@@ -13,13 +13,13 @@ __all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "s
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The records of each row: in the order of the recipe's table, then as they come those that it does not have.
+    """The records of each row, in the order of the recipe's table; rows that it does not have come last.
 
     >>> list(by_row([{"recipe": "an4", "row": row} for row in ("mine", "rotation", "none")]))
     ['none', 'rotation', 'mine']
     """
     if not records:
-        raise ValueError("there are no records of this recipe yet; rotationout sweep makes them")
+        raise ValueError("there are no records of this recipe yet; run rotationout sweep")
     rows: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         rows.setdefault(record["row"], []).append(record)
@@ -32,9 +32,9 @@ def ran(records: Sequence[dict[str, Any]]) -> str:
     """How many runs there are, and where they were.
 
     >>> ran([{"device": "a GPU"}, {"device": "a GPU"}])
-    '2 in all, on a GPU'
+    '2 runs in all, on a GPU'
     """
-    return f"{len(records)} in all, on {', '.join(sorted({record['device'] for record in records}))}"
+    return f"{len(records)} runs in all, on {', '.join(sorted({record['device'] for record in records}))}"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -63,7 +63,7 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def paired_p_value(differences: Sequence[float]) -> float:
-    """Student's two-sided t-test of differences within pairs against none; NaN where there are fewer than two.
+    """Student's two-sided t-test of whether differences within pairs are zero on average; NaN for fewer than two.
 
     >>> round(paired_p_value([1.0, 2.0, 3.0]), 3), paired_p_value([1.0, 1.0]), paired_p_value([0.0, 0.0])
     (0.074, 0.0, 1.0)
@@ -95,7 +95,7 @@ def shown_p(p: float) -> str:
 def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
     """Whether a mean is more than two standard errors of the difference away from the paper's mean ± sd over ``runs``.
 
-    Where the paper prints no deviation the error is ours alone; a single run has none, and is never said to differ.
+    Where the paper prints no deviation, only our own error counts; a single run has none, so it never differs.
 
     >>> differs([70.0, 70.2], "71.93 ± 0.16"), differs([71.8, 72.2], "71.93 ± 0.16"), differs([60.0], "71.93 ± 0.16")
     (True, False, False)
@@ -110,7 +110,7 @@ def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
 
 
 def marked(values: Sequence[float], printed: str, *, same: bool = True) -> str:
-    """`spread`, with a star if it `differs` from what the paper prints; not if that is of other data, not the ``same``.
+    """`spread`, with a star if it `differs` from what the paper prints; no star if the data are not the ``same``.
 
     >>> marked([8.0, 8.2], "9.1"), marked([8.0, 8.2], "9.1", same=False)
     ('8.10 ± 0.14 *', '8.10 ± 0.14')

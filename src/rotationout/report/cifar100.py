@@ -1,4 +1,4 @@
-"""Which table the records of a CIFAR-100 recipe make: Table 1, or that of a study of its own."""
+"""Which table the records of a CIFAR-100 recipe belong to: Table 1, or the table of a separate study."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECTIONS: dict[str, Callable[[str, Sequence[dict[str, Any]]], Section]] = {
     SEARCH: search.section,
     STRONG: search.section,
 }
-"""The parts of the report that recipes make which are no rows of Table 1: a title and records."""
+"""What makes the sections of recipes that are not part of Table 1, from a title and records."""
 _STUDIES: dict[str | None, ModuleType] = {shift.RECIPE: shift, ghost.RECIPE: ghost, SEARCH: search, STRONG: search}
 
 
@@ -31,7 +31,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What these cells are."""
+    """What the numbers of the table are."""
     found: list[str] = (_study(records) or table1).prose(records)
     return found
 

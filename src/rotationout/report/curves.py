@@ -21,7 +21,7 @@ __all__ = ["CAPTION", "curves_figure"]
 LINES = ("-", "--", ":", "-.")
 DROPOUTS = ("dropout", "centred-dropout", "spatial", "locked")
 EVERY = tuple(colour for colour in PALETTE.values() if colour not in HUES["none"])
-CAPTION = "after each epoch: mean over seeds, and their range."
+CAPTION = "after each epoch: the line is the mean over seeds, the band their range."
 
 
 def curves_figure(
@@ -31,16 +31,16 @@ def curves_figure(
     factor: float = 100.0,
     looks: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
-    """A line for each row over epochs: the mean over its seeds, and all of their range.
+    """A line for each row over epochs: the mean over its seeds, with a band for their range.
 
-    The question is where the curves end: the picture begins where the first of them comes near it.
+    What matters is where the curves end, so the axes begin where the first curve comes near that.
 
     Args:
         records: of runs of one recipe.
-        key: the curve, by its name in the records; less is better if it is not that of accuracy.
+        key: the name of the curve in the records; lower is better for all but accuracy.
         label: what it shows.
-        factor: from the numbers of the records to those of the picture.
-        looks: a line and a colour for each row; by the families of their noises if None.
+        factor: what the numbers of the records are multiplied by.
+        looks: a line style and a colour for each row; chosen by family of noise if None.
     """
     rows = {row: [run[key] for run in runs] for row, runs in by_row(records).items()}
     tested = max((_epochs(record, key) for record in records), key=len)
@@ -73,7 +73,7 @@ def curves_figure(
 
 
 def _looks(records: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    """A line and a colour for each row, family by family; where all are of one, colours tell its rows apart."""
+    """A line style and a colour for each row, by family; if all rows are of one family, colours distinguish them."""
     family_of = {row: _family(runs[0]) for row, runs in by_row(records).items()}
     looks: dict[str, tuple[str, str]] = {}
     for family, hues in HUES.items():
@@ -108,9 +108,9 @@ def _enters(places: Sequence[float], values: Sequence[float], low: float, high: 
 
 
 def _name_lines(figure: Figure, columns: int) -> None:
-    """A legend below the figure, in so many columns or, if names are long, in fewer: it must not be cut off.
+    """A legend below the figure, in at most this many columns: fewer if it would otherwise be cut off.
 
-    The figure becomes higher by it, so that the curves keep their room.
+    The figure grows by the height of the legend, so that the curves keep their size.
     """
     for count in range(columns, 0, -1):
         legend = figure.legend(loc="outside lower center", ncols=count, fontsize=8)

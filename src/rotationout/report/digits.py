@@ -56,7 +56,7 @@ def strength_table(study: Study) -> Table:
 def verdict(study: Study) -> str:
     """The paired difference in one sentence."""
     n = len(study.select("rotationout"))
-    pairs = f"over {n} paired seeds, ± one standard error" if n > 1 else "on a single seed, so without an error"
+    pairs = f"over {n} paired seeds, ± one standard error" if n > 1 else "on a single seed, so without a standard error"
     return (
         f"RotationOut − Dropout at p = {study.p:g}: {difference(study)} percentage points of test accuracy ({pairs})."
     )
@@ -76,8 +76,8 @@ def sections(study: Study) -> list[Section]:
         f"Mean ± standard deviation over seeds (n = {s['seeds']})."
     )
     choice = (
-        "The setting was chosen beforehand with other seeds, as one that is quick, fits every training example and "
-        f"leaves room for Dropout to help. Measured with torch {s['torch']}, Python {s['python']}, {s['machine']}."
+        "The settings were chosen beforehand with other seeds, so that training is quick, fits every training example "
+        f"and leaves room for Dropout to help. Measured with torch {s['torch']}, Python {s['python']}, {s['machine']}."
     )
     return [
         Section(
@@ -85,8 +85,8 @@ def sections(study: Study) -> list[Section]:
             [setting, pairing, choice],
             summary_table(study),
             style.to_svg(figures.accuracy_figure(study)),
-            "Left: test accuracy while training, mean and one standard deviation either side. "
-            "Right: every seed after the last epoch; a line joins the same split, the bar is the mean.",
+            "Left: test accuracy during training, mean ± one standard deviation. "
+            "Right: every seed after the last epoch; lines join runs on the same split, bars are means.",
             verdict(study),
         ),
         Section(
@@ -94,7 +94,7 @@ def sections(study: Study) -> list[Section]:
             ["The same at other drop probabilities. The difference is RotationOut − Dropout, paired by seed."],
             strength_table(study),
             style.to_svg(figures.strength_figure(study)),
-            "Test accuracy over the drop probability, mean and one standard deviation either side.",
+            "Test accuracy at each drop probability, mean ± one standard deviation.",
         ),
     ]
 

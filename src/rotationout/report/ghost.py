@@ -33,8 +33,8 @@ NORM_LINES = {"batch": "-", "cross": "--", "poly": ":", "group": "-."}
 CHANCE = 1.0
 """Test accuracy of guessing, in per cent: one class of a hundred."""
 RULE = (
-    f"Told apart means p < {verdicts.LEVEL}, in a paired t-test where networks are the same, else in Welch’s two-sided "
-    "test on runs; many are compared, so chance alone tells some apart."
+    f"Ahead and behind mean p < {verdicts.LEVEL}, in a paired t-test where networks are the same, else in Welch’s "
+    "two-sided test on runs. Many are compared, so some differ significantly by chance alone."
 )
 """What the words of the findings stand for."""
 Found = Mapping[tuple[str, str, int], Sequence[float]]
@@ -99,7 +99,7 @@ def findings(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def trouble(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What is missing of the table, and what learnt next to nothing: a sentence for each kind, if there is some.
+    """What is missing from the table, and what learnt next to nothing: a sentence for each kind that there is.
 
     A row should have the seeds that others have. A run whose loss is not finite leaves no record.
     """
@@ -108,11 +108,11 @@ def trouble(records: Sequence[dict[str, Any]]) -> list[str]:
     lacking = {row: seeds - {run["seed"] for run in rows.get(row, [])} for row in dict.fromkeys([*known, *rows])}
     failed = {row: {run["seed"] for run in runs if "failed" in run.get("test_modes", {})} for row, runs in rows.items()}
     kinds = {
-        "No record, as not run or as the loss was not finite": [
+        "No record, because not run or because the loss was not finite": [
             row if row not in rows else f"{row}, {_seeds(its)}" for row, its in lacking.items() if its
         ],
         "The study of test modes failed": [f"{row}, {_seeds(its)}" for row, its in failed.items() if its],
-        f"Below {2 * CHANCE:g} %, where chance is {CHANCE:g} %, and counted all the same": _at_chance(records),
+        f"Test accuracy below {2 * CHANCE:g} % (chance is {CHANCE:g} %), but counted nevertheless": _at_chance(records),
     }
     return [f"{kind}: {'; '.join(names)}." for kind, names in kinds.items() if names]
 
@@ -121,14 +121,14 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]
     return [
-        f"ResNet20, {first['steps']:,} steps on batches of {first['config']['batch']}, of which only so many examples "
-        "are normalised together as the columns say. Test accuracy after the last step, mean ± standard deviation over "
-        f"runs; {ran(records)}. A dash: not run, or its "
+        f"ResNet20, {first['steps']:,} steps on batches of {first['config']['batch']}. The column head says how many "
+        "examples are normalised together. Test accuracy after the last step, mean ± standard deviation over runs; "
+        f"{ran(records)}. A dash means that there was no run, or that its "
         "loss was not finite.",
-        "“Running” statistics are those of training, “averaged” ones are taken again over many batches. PolyBatchNorm "
-        "is BatchNorm’s network in another test mode: with f_poly of as many values as examples, or of as many as were "
-        "found to be independent. GroupNorm has neither batches nor statistics: its number is in the "
-        "last column.",
+        "“Running” statistics are those of training; “averaged” ones are recomputed over many batches. PolyBatchNorm "
+        "is the network trained with BatchNorm in another test mode: with f_poly for as many values as there are "
+        "examples (B examples), or for as many as were found to be independent (measured B). GroupNorm uses neither "
+        "batches nor statistics: its number is in the last column.",
     ]
 
 
@@ -145,7 +145,7 @@ def figure(records: Sequence[dict[str, Any]]) -> Figure:
 
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have. What is missing stands out, and the first that was compared."""
+    """The section of these records. What is missing stands out, and so does the first comparison."""
     said, first = findings(records), len(trouble(records)) + 1
     return Section(
         title,
@@ -158,7 +158,7 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
 
 
 def _at_chance(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Test modes in which runs are near chance, and how many are; f_poly only where it is not as with BatchNorm."""
+    """Test modes in which runs are near chance, and how many; f_poly only where it differs from BatchNorm."""
     counts: dict[tuple[str, int], dict[str, str]] = {}
     for (mode, statistics, size), values in sorted(accuracies(records).items(), key=lambda item: item[0][2]):
         low = sum(value < 2 * CHANCE for value in values)
@@ -193,7 +193,7 @@ def _poly(records: Sequence[dict[str, Any]], mode: str, statistics: str) -> Plac
 
 
 def _whole(found: Found, mode: str, batch: int, statistics: str) -> Places:
-    """GroupNorm, or BatchNorm of the whole batch, beside all others; by how much the table says."""
+    """GroupNorm, or BatchNorm of the whole batch, compared with all others; the table says by how much they differ."""
     ours = found.get((mode, "running" if mode == "group" else statistics, batch), [])
     places = {}
     for other in MODES:
@@ -211,25 +211,25 @@ def _beside(ours: Sequence[float], theirs: Sequence[float]) -> tuple[str, str]:
 
 
 def _place(differences: Sequence[float], p: float, runs: int) -> tuple[str, str]:
-    """That of `verdicts.place`; of single runs it is said only once that they are."""
+    """As `verdicts.place`, but mentions only once that runs are single."""
     where, by = verdicts.place(mean_sd(differences)[0], p, runs, "points")
     return (where, by) if runs > 1 else (f"in single runs {where}", by.removesuffix(" in single runs"))
 
 
 def _said(subject: str, places: Callable[[str], Places]) -> list[str]:
-    """Where something is beside others with running statistics, and what is otherwise with averaged ones.
+    """How something compares with others given running statistics, and what is different given averaged ones.
 
     >>> _said("CrossNorm", lambda statistics: {("batch", 4): ("behind", "−2.00 points")})
     ['With running statistics CrossNorm is behind BatchNorm of 4 (−2.00 points). With averaged ones it is the same.']
     """
     running, averaged = map(places, STATISTICS)
-    start = "Beside" if subject == MODES["group"] else "With"  # it has no statistics
+    start = "Compared with" if subject == MODES["group"] else "With"  # it has no statistics
     if not running:
         return []
     said = f"{start} running statistics {subject} is {_listed(running)}."
     other = {key: place for key, place in averaged.items() if place[0] != running.get(key, ("", ""))[0]}
     if other:
-        rest = ", and else the same" if len(other) < len(averaged) else ""
+        rest = ", and otherwise the same" if len(other) < len(averaged) else ""
         return [f"{said} {start} averaged ones it is {_listed(other)}{rest}."]
     return [f"{said} {start} averaged ones it is the same." if averaged else said]
 

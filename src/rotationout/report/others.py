@@ -1,4 +1,4 @@
-"""Runs with changed fields: records under a name of their own, that of a table and the changes, in a part each."""
+"""Runs with changed fields, whose records are named by the table and the changes: a section for each name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["other_runs"]
 
 
 def other_runs(results: Path) -> list[Section]:
-    """A part for every folder of records that is not that of a table, but of one with changed fields."""
+    """A section for every folder with records of a table whose fields were changed."""
     folders = sorted(folder for folder in results.iterdir() if folder.is_dir()) if results.is_dir() else []
     return [_section(folder, name) for folder in folders if (name := _changed(folder))]
 
 
 def _changed(folder: Path) -> str | None:
-    """The table whose fields were changed; None if there are no such records in a folder."""
+    """The table whose fields were changed; None if the folder has no such records."""
     name = name_of(folder.name)
     return name if folder.name != name and any(folder.glob("*.json")) else None
 
@@ -35,6 +35,6 @@ def _section(folder: Path, name: str) -> Section:
         steps = ", ".join(f"{steps:,}" for steps in sorted({record["steps"] for record in records}))
         prose = [
             f"The table {name} with other settings: {changes}. Runs of {steps} steps on {where}. "
-            "What the paper prints is of its own settings."
+            "The paper’s numbers are for its own settings."
         ]
         return Section(f"Other runs: {name}, {changes}", prose, task.table(records))

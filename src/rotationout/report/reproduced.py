@@ -1,4 +1,4 @@
-"""What of the paper is reproduced, what is not and why, and what came out, from the records there are."""
+"""Which parts of the paper are reproduced, which are not and why, and the results, from the records."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Part:
     Args:
         title: its number.
         what: what it shows, in a few words.
-        own: the recipes that repeat it as it is; none if it is computed and not trained.
+        own: the recipes that repeat it on the same data; empty if it is computed and not trained.
         stand_ins: recipes with the same rows on other data.
-        figures: those of ours that show what it shows.
+        figures: our figures that show the same.
         verdict: says from records of a recipe how RotationOut did.
     """
 
@@ -74,22 +74,23 @@ def table(results: Path) -> Table:
     for part in PARTS:
         own = _state(results, part.own) if part.own else "computed"
         rows.append([_name(part), own, _state(results, part.stand_ins), _outcome(results, part)])
-    return Table(["of the paper", "on its data", "on a stand-in", "what came out"], rows)
+    return Table(["part of the paper", "on its data", "on stand-in data", "result"], rows)
 
 
 def section(results: Path) -> Section:
-    """The part of the report that says so."""
+    """The section of the report."""
     missing = [_name(part) for part in PARTS if part.own and not _recorded(results, part.own)]
     reasons = [
-        "For each table and figure of the paper: how many rows of the recipe that repeats it have records, and n, the "
-        "fewest runs of a row that has some; and how RotationOut did in them, beside no noise and beside the noise of "
-        f"its kind. The paper has five runs a row where it says how many. {verdicts.MEANING}",
-        "ImageNet, COCO and WSJ must be had from their owners, and no run on them was made for this page unless it is "
-        "counted here; the recipes are there for those who have the data. Imagewoof, BCCD and AN4 stand in for them: "
-        "other data, so that their numbers may be compared with each other and not with the paper’s.",
-        "CIFAR-100 is free: what is missing of Table 1 and Figure 2 has not been run yet. Figures 1, 3, 4 and 5 need "
-        "no training: they are computed, and on this page unless it was made without figures of the theory.",
-        "The paper’s appendix on small batches trains nothing; what is trained of it here is ours.",
+        "For each table and figure of the paper: how many of its rows have been run, the smallest number n of runs of "
+        "such a row, and how RotationOut compares with no noise and with the other noise of the same kind. Where the "
+        f"paper says how many runs a row has, it is five. {verdicts.MEANING}",
+        "ImageNet, COCO and WSJ must be obtained from their owners. There are recipes for those who have the data, but "
+        "this page has no runs on them unless they are counted here. Imagewoof, BCCD and AN4 stand in for them. They "
+        "are different data: compare their numbers with each other, not with the paper’s.",
+        "CIFAR-100 is freely available: rows that are missing from Table 1 and Figure 2 have not been run yet. Figures "
+        "1, 3, 4 and 5 need no training: they are computed, and shown on this page unless it was written with "
+        "--no-theory.",
+        "The paper’s appendix on small batches trains no network; the networks trained for it here are our addition.",
     ]
     return Section(
         "What is reproduced, and what is not",
@@ -104,7 +105,7 @@ def _name(part: Part) -> str:
 
 
 def _outcome(results: Path, part: Part) -> str:
-    """What records say of a part: those on the paper's own data if there are any."""
+    """What the records say about a part; those on the paper's own data come first."""
     for recipe in (*part.own, *part.stand_ins):
         said = part.verdict(read_records(results, recipe))
         if said:
@@ -117,7 +118,7 @@ def _recorded(results: Path, recipes: tuple[str, ...]) -> bool:
 
 
 def _state(results: Path, recipes: tuple[str, ...]) -> str:
-    """How much of recipes is recorded; of several the fullest."""
+    """How much is recorded of the recipe that has most records."""
     return max((_count(results, recipe) for recipe in recipes), default=(0, "–"))[1]
 
 

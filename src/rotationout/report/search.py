@@ -17,7 +17,7 @@ from .verdicts import compared
 __all__ = ["chosen", "prose", "section", "table", "verdict"]
 
 POINTS = "last10_top1"
-"""What decides: the mean of the last ten epochs, less a matter of luck than the best one."""
+"""What rows are compared by: the mean of the last ten epochs, which depends less on luck than the best epoch."""
 
 
 def chosen(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
@@ -32,7 +32,7 @@ def chosen(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
     for kind in ("dropout", "rotation"):
         rows = [row for row in means if row.startswith(kind)]
         if not rows:
-            raise ValueError(f"there are no records with {kind}; rotationout sweep {SEARCH} makes them")
+            raise ValueError(f"there are no records with {kind}; run rotationout sweep {SEARCH}")
         best.append(max(rows, key=lambda row: means[row]))
     return best[0], best[1]
 
@@ -40,7 +40,7 @@ def chosen(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
 def table(records: Sequence[dict[str, Any]]) -> Table:
     """Mean ± standard deviation over seeds; the p-values are of Welch's t-test against no noise and the best Dropout.
 
-    The paper has nothing to stand beside: its protocol is another.
+    There are no numbers of the paper to compare with: its protocol is different.
     """
     rows = by_row(records)
     lines = []
@@ -56,7 +56,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 def verdict(records: Sequence[dict[str, Any]]) -> str:
     """Whether the best RotationOut wins on the test set, in a sentence; "" until there are records to say so.
 
-    The search says nothing of that: its images were held out to choose by.
+    Empty for the search itself, whose images were held out to choose the best rows.
 
     >>> rows = {"none": (71.0, 71.2), "dropout keep 0.9": (72.0, 72.1), "rotation sigma 0.500": (74.0, 74.2)}
     >>> verdict([{"row": row, "last10_top1": value} for row, values in rows.items() for value in values])
@@ -82,7 +82,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have."""
+    """The section of these records."""
     figure = style.to_svg(curves_figure(records))
     return Section(title, prose(records), table(records), figure, f"Test accuracy {CAPTION}", verdict(records))
 

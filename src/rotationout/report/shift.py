@@ -1,4 +1,4 @@
-"""Figure 2 from records: how far noise beside BatchNorm shifts variances, what repairs do, and co-adaptation."""
+"""Figure 2 from records: how far noise near BatchNorm shifts variances, what repairs do, and co-adaptation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RIVALS = {"RotationOut-a": "Dropout-a, centred", "RotationOut-b": "Dropout-b, ce
 
 
 def usable(records: Sequence[dict[str, Any]], study: str) -> dict[str, list[dict[str, Any]]]:
-    """The records of each row for which a study came to an end.
+    """The records of each row whose study finished.
 
     >>> usable([{"row": "none", "coadaptation": {"failed": "RuntimeError"}}], "coadaptation")
     {}
@@ -55,8 +55,8 @@ def usable(records: Sequence[dict[str, Any]], study: str) -> dict[str, list[dict
 def table(records: Sequence[dict[str, Any]]) -> Table:
     """A row for each form of noise: r over its layers, accuracy as trained, and what each repair adds to it.
 
-    All are means over runs ± their standard deviation. A repair's gain is accuracy after it less accuracy as trained,
-    run by run; a dash where the repair does not apply.
+    All are means over runs ± their standard deviation. The gain of a repair is accuracy after it minus accuracy as
+    trained, run by run; a dash where the repair does not apply.
     """
     by_row(records)  # none: an error that says what makes them
     lines = []
@@ -70,9 +70,9 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 
 def blocks_table(records: Sequence[dict[str, Any]]) -> Table:
-    """A row for each form of noise: in which block r is least and in which it is most, by its mean over channels.
+    """A row for each form of noise: the blocks in which r, its mean over channels, is smallest and largest.
 
-    And the channel of largest r, likewise where its mean over runs is most. ± is the standard deviation over runs.
+    And the block whose largest r of a channel is highest, by its mean over runs. ± is the standard deviation over runs.
     """
     lines = []
     for row, runs in usable(records, "variance_shift").items():
@@ -95,8 +95,8 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
             continue
         told = [statistics.fmean(gain) > 0 for gain in gains if paired_p_value(gain) < verdicts.LEVEL]
         parts.append(f"{label}: better with {told.count(True)}, worse with {told.count(False)} of {len(gains)}")
-    rule = f"A change counts if p < {verdicts.LEVEL} in a paired t-test."
-    return f"Test accuracy after a repair, by forms of noise. {'; '.join(parts)}. {rule}"
+    rule = f"Only changes with p < {verdicts.LEVEL} in a paired t-test count."
+    return f"With how many forms of noise each repair makes test accuracy better or worse. {'; '.join(parts)}. {rule}"
 
 
 def compared_shift(records: Sequence[dict[str, Any]]) -> str:
@@ -136,23 +136,23 @@ def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are, and what came out."""
     said = [
-        f"Runs of {records[0]['steps']:,} steps; {ran(records)}. The noise has λ = 1, a keep rate of ½. It is "
+        f"{records[0]['steps']:,} steps; {ran(records)}. The noise has λ = 1, a keep rate of ½. It is "
         "directly before the first BatchNorm layer of every block of the third stage (-a) or before its second "
         "convolution (-b). r = max(train / test, test / train) of the variance before the next BatchNorm layer, mean "
         "over channels and blocks. All values are means over runs ± standard deviation.",
-        "The table gives test accuracy as trained, and what each repair of the running variances adds to it in "
-        "percentage points: times the keep rate, the paper’s correction, which it tried on all forms; the closed form, "
-        "where one exists; and recalibration with the noise off.",
+        "The table gives test accuracy as trained, and how much each repair of the running variances adds to it, in "
+        "percentage points: multiplying by the keep rate, the paper’s correction, which it tried on all forms; the "
+        "closed form, where one exists; and recalibration with the noise off.",
     ]
     sides = [said for said in (compared_shift(records), compared_coadaptation(records)) if said]
     if sides:
-        less = "Of r, and of co(x), the co-adaptation of the blocks’ outputs without noise, less is better."
+        less = "Lower is better, both for r and for co(x), the co-adaptation of the blocks’ outputs without noise."
         said.append(" ".join([*sides, less]))
     return said
 
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that these records have."""
+    """The section of these records."""
     return Section(
         title,
         prose(records),
@@ -164,7 +164,7 @@ def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
 
 
 def _compared(scores: Mapping[str, Sequence[float]], unit: str, rivals: Mapping[str, str] = RIVALS) -> str:
-    """`verdicts.verdict` on one number of each run, of which less is better."""
+    """`verdicts.verdict` on one number of each run, where lower is better."""
     runs = [{"row": row, "score": score} for row, values in scores.items() for score in values]
     return verdicts.verdict(runs, rivals, "score", unit, lower=True, words=("below", "above"))
 

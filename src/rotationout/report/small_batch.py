@@ -14,7 +14,7 @@ from .terminal import print_table
 __all__ = ["show", "table", "verdict"]
 
 CLEAR = 3.0
-"""A difference of so many standard errors is called one; there are 20 comparisons or so."""
+"""A difference counts if it is this many standard errors; there are 20 comparisons or so."""
 
 
 def rows(study: SmallBatchStudy) -> list[tuple[int, bool]]:
@@ -51,7 +51,7 @@ def verdict(study: SmallBatchStudy, norm: str, measure: str = "test_accuracy") -
             mean, error = study.paired_difference(norm, size, ghost, statistics, measure)
             if not math.isnan(error) and abs(mean) > CLEAR * error:
                 gain = mean if measure == "test_accuracy" else -mean
-                place = f"{'ghost ' if ghost else ''}{size} {statistics}"
+                place = f"{'ghost batches' if ghost else 'batches'} of {size} ({statistics})"
                 (better if gain > 0 else worse).append(place)
     what = {"test_accuracy": "test accuracy", "test_loss": "test loss"}[measure]
     return (

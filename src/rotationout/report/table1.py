@@ -46,7 +46,7 @@ RIVALS = {f"rotation default sigma {SIGMA[keep]}": f"dropout keep {keep}" for ke
 def table1(records: Sequence[dict[str, Any]]) -> Table:
     """The records of one recipe, a row each for its rows; columns that would be empty are left out.
 
-    Where fields were changed the paper's numbers have no place beside ours: the noise may be another. A star marks a
+    Where fields were changed, the paper's numbers are left out: the noise may be a different one. A star marks a
     mean that differs from them by more than two standard errors of the difference. The p-values are of Welch's
     two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against element-wise
     Dropout of the same strength.
@@ -82,16 +82,16 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]["config"]
     tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
-    decays = ", ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
+    decays = " or ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
     said = [
         f"{first['steps']:,} steps on batches of {first['batch']}, weight decay {decays}; accuracy on {tested}. "
         f"Mean ± standard deviation over runs; {ran(records)}.",
     ]
     if "the paper's" in table1(records).header:
         said.append(
-            "The paper’s numbers are over 5 runs. A star marks a number that differs from the paper’s by more than two "
-            "standard errors of the difference. p is from Welch’s test on the last ten epochs, against no noise and "
-            "against Dropout of the same strength."
+            "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s by more "
+            "than two standard errors of the difference. p is from Welch’s test on the last ten epochs, against no "
+            "noise and against Dropout of the same strength."
         )
     return said
 

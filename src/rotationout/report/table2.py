@@ -27,10 +27,10 @@ PAPER = {
     "rotation block": ("78.58 ± 0.48", "94.27 ± 0.24"),
 }
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
-al. 2018. Whether they are of the best epoch or of the last is not said."""
+al. 2018. The paper does not say whether they are of the best or of the last epoch."""
 STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
-"""What RotationOut is compared with: that which drops where it turns."""
+"""What RotationOut is compared with: the noise that drops the features which RotationOut rotates."""
 
 
 def table2(records: Sequence[dict[str, Any]]) -> Table:
@@ -71,7 +71,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
         f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
         f"{ran(records)}.",
-        f"Sides of the blocks in the third and fourth stage: {_blocks(records)}.",
+        f"Side length of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "
         "others. p is from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
@@ -79,7 +79,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that a recipe has."""
+    """The section of a recipe."""
     return Section(
         TITLES.get(recipe, recipe),
         prose(records),

@@ -23,9 +23,9 @@ PAPER: dict[str, tuple[str, str, str]] = {
     "rotation, ImageNet": ("38.2", "56.2", "41.0"),
     "rotation block, ImageNet": ("38.7", "56.6", "41.4"),
 }
-"""AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. How many runs they are of is not said."""
+"""AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. The paper does not give the number of runs."""
 MEASURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-STAR = "A star marks a number more than two of its standard errors from the paper’s, which has no error printed."
+STAR = "A star marks a number more than two of its own standard errors from the paper’s, which prints no error."
 RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9, block 5"}
 """What RotationOut is compared with: the noise of the same kind."""
 
@@ -33,10 +33,10 @@ RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9,
 def table3(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order; a dash where detections are not scored yet.
 
-    The paper's RotationOut starts from ImageNet's weights: where there is no such row its numbers stand beside ours
-    from drawn ones. A star marks a mean on COCO, from the same kind of weights, that differs from the paper's by more
-    than two of its own standard errors, as the paper prints none. The p-values are of Welch's two-sided t-test on AP:
-    against no noise, and for RotationOut against Dropout or DropBlock.
+    The paper's RotationOut starts from ImageNet's weights: where there is no such row, its numbers stand beside ours
+    from random weights. A star marks a mean on COCO, from the same kind of weights, that differs from the paper's by
+    more than two of its own standard errors, as the paper prints none. The p-values are of Welch's two-sided t-test on
+    AP: against no noise, and for RotationOut against Dropout or DropBlock.
     """
     found = by_row(records)
     coco = records[0].get("recipe") == "coco"
@@ -67,9 +67,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     return [
         f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
-        f"{config['crop']} pixels; average precision in per cent on {config['test_split']}, {first['test_images']:,} "
-        f"images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. Mean ± standard "
-        f"deviation over runs; {ran(records)}.",
+        f"{config['crop']} pixels; average precision in per cent on the {config['test_split']} split, "
+        f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. "
+        f"Mean ± standard deviation over runs; {ran(records)}.",
         "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
         "number of runs. p is from Welch’s test on AP, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "coco" else ""),
@@ -77,7 +77,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that a recipe has."""
+    """The section of a recipe."""
     from .curves import CAPTION, curves_figure
     from .gallery.detections import seen_boxes
     from .style import to_svg

@@ -14,7 +14,7 @@ __all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table4", "t
 
 TITLES = {
     "an4": "Table 4 on AN4, which stands in for WSJ",
-    "an4_strength": "How strong RotationOut is in Table 4, chosen on speakers held out of AN4’s training set",
+    "an4_strength": "Choosing the strength of RotationOut for Table 4, on speakers held out of AN4’s training set",
     "wsj": "Table 4: WSJ",
 }
 
@@ -28,8 +28,8 @@ PAPER = {
     "rotation": "6.8",
     "rotation, variational weight drop keep 0.9": "6.4",
 }
-"""Edit distances on WSJ's eval92 as printed, by our rows. How many runs they are of is not said."""
-STAR = "A star marks a number more than two of its standard errors from the paper’s, which has no error printed."
+"""Edit distances on WSJ's eval92 as printed, by our rows. The paper does not give the number of runs."""
+STAR = "A star marks a number more than two of its own standard errors from the paper’s, which prints no error."
 RIVALS = {
     "rotation": "locked keep 0.7",
     "rotation, variational weight drop keep 0.9": "locked keep 0.8, variational weight drop keep 0.8",
@@ -40,7 +40,7 @@ RIVALS = {
 def table4(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order.
 
-    Beside speakers held out of the training set, by which something is chosen, the paper's numbers have no place. A
+    The paper's numbers are left out where speakers held out of the training set, on which p is chosen, are tested. A
     star marks a mean on WSJ that differs from the paper's by more than two of its own standard errors, as the paper
     prints none. The p-values are of Welch's two-sided t-test on the edit distance: against no noise, and for
     RotationOut against the best of the paper's others.
@@ -70,7 +70,7 @@ def notes(records: Sequence[dict[str, Any]]) -> str:
 
 
 def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What was said, and what the first seeds of the rows heard, a line for each utterance."""
+    """What was said, and what the first seed of every row recognised, a line for each utterance."""
     first = {row: runs[0]["transcripts"] for row, runs in by_row(records).items()}
     lines = []
     for place, shown in enumerate(next(iter(first.values()))):
@@ -85,7 +85,11 @@ def transcripts(records: Sequence[dict[str, Any]]) -> list[str]:
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]
-    tested = "speakers held out of the training set" if first["config"]["held_out"] else first["config"]["test_split"]
+    tested = (
+        "speakers held out of the training set"
+        if first["config"]["held_out"]
+        else f"the {first['config']['test_split']} split"
+    )
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     said = [
         f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
@@ -104,7 +108,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The part of the report that a recipe has."""
+    """The section of a recipe."""
     from .curves import CAPTION, curves_figure
     from .style import to_svg
 
@@ -113,9 +117,9 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         prose(records),
         table4(records),
         to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
-        f"Character error rate of tests {CAPTION}",
+        f"Test character error rate {CAPTION}",
         verdicts.finding(records, verdict(records)),
-        asides={"What was said in a few utterances, and what was heard": transcripts(records)},
+        asides={"A few utterances: what was said, and what each row recognised": transcripts(records)},
     )
 
 
@@ -123,7 +127,7 @@ def chosen_strength(records: Sequence[dict[str, Any]]) -> float:
     """The p of RotationOut with the least mean edit distance, from records of the recipe ``an4_strength``."""
     searched = {row: runs for row, runs in by_row(records).items() if row.startswith("rotation")}
     if not searched:
-        raise ValueError("there are no records with RotationOut; rotationout sweep an4_strength makes them")
+        raise ValueError("there are no records with RotationOut; run rotationout sweep an4_strength")
     best = min(searched, key=lambda row: mean_sd(_distances(searched[row]))[0])
     p: float = searched[best][0]["config"]["p"]
     return p

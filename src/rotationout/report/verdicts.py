@@ -1,4 +1,4 @@
-"""Whether RotationOut is ahead of others, in words: what its records and theirs allow to be said."""
+"""Whether RotationOut is ahead of others, in words, as far as the records allow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from .cells import by_row, p_value, shown_p
 __all__ = ["LEVEL", "MEANING", "compared", "finding", "place", "verdict"]
 
 LEVEL = 0.05
-"""Welch's p below which a difference is taken for one."""
+"""Differences count as significant if Welch's p is below this."""
 MEANING = (
     f"Rows differ significantly if p < {LEVEL} in Welch’s two-sided test on their runs. Many rows are compared, so "
     "some differ significantly by chance alone."
 )
-"""What the words here stand for."""
-SINGLE = "Some rows are single runs: their differences may be chance."
+"""What these sentences mean by significant."""
+SINGLE = "Some rows are single runs: their differences may be due to chance."
 """What is said where no error can be given."""
 RACE = ("ahead of", "behind")
+NAMES = {"none": "no noise"}
+"""What rows are called in sentences, where their own names would mislead: ahead of none."""
 
 
 def compared(
@@ -31,7 +33,7 @@ def compared(
     lower: bool = False,
     words: tuple[str, str] = RACE,
 ) -> str:
-    """Where scores stand beside those of others; ``lower`` ones may be the better ones, for which the first word is.
+    """How scores compare with those of others. The first of ``words`` is for better ones: ``lower`` ones, if so given.
 
     >>> compared([6.0, 6.2, 6.1], {"none": [9.1, 9.0, 9.2], "locked": [6.0, 6.3, 6.2]}, "edits", lower=True)
     'ahead of none (−3.00 edits, p < 0.001), not significantly different from locked (−0.07 edits, p = 0.567)'
@@ -51,7 +53,7 @@ def compared(
 def place(
     difference: float, p: float, runs: int, unit: str, *, lower: bool = False, words: tuple[str, str] = RACE
 ) -> tuple[str, str]:
-    """On which side of others scores are that differ from them by so much, and by how much in words.
+    """Which side of others scores are on, given by how much they differ, and that difference in words.
 
     >>> place(-2.0, 0.03, 3, "points"), place(+2.0, 0.3, 3, "points")
     (('behind', '−2.00 points, p = 0.030'), ('not significantly different from', '+2.00 points, p = 0.300'))
@@ -75,12 +77,12 @@ def verdict(
     lower: bool = False,
     words: tuple[str, str] = RACE,
 ) -> str:
-    """How rows did beside no noise and beside their rivals, a sentence for each row; "" where nothing can be said.
+    """How rows compare with no noise and with their rivals, a sentence for each row; "" where nothing can be said.
 
     Args:
         records: of one recipe.
-        rivals: rows, and those that each is compared with beside "none".
-        score: what is compared, by its name in the records. Those that lack it yet are left out.
+        rivals: rows, and the row that each is compared with besides "none".
+        score: what is compared, by its name in the records. Records that lack it are left out.
         unit: what scores are counted in.
         lower: whether lower ones are better.
         words: for a score that is better, and for one that is not.
@@ -88,13 +90,14 @@ def verdict(
     >>> runs = [("none", 9.1), ("none", 9.2), ("locked", 7.0), ("locked", 8.0), ("ours", 6.1), ("ours", 6.3)]
     >>> records = [{"row": row, "distance": edits} for row, edits in runs]
     >>> verdict(records, {"ours": "locked"}, "distance", "edits", lower=True)
-    'Ours is ahead of none (−2.95 edits, p = 0.006), not significantly different from locked (−1.30 edits, p = 0.223).'
+    'Ours is ahead of no noise (−2.95 edits, p = 0.006), not significantly different from locked (−1.30 edits, p =
+    0.223).'
     """
     rows = by_row(records) if records else {}
     scores = {row: [run[score] for run in runs if score in run] for row, runs in rows.items()}
     sentences = []
     for row, rival in rivals.items():
-        others = {other: scores[other] for other in ("none", rival) if scores.get(other)}
+        others = {NAMES.get(other, other): scores[other] for other in ("none", rival) if scores.get(other)}
         if scores.get(row) and others:
             said = compared(scores[row], others, unit, lower=lower, words=words)
             sentences.append(f"{row[0].upper()}{row[1:]} is {said}.")
@@ -102,10 +105,10 @@ def verdict(
 
 
 def finding(records: Sequence[dict[str, Any]], said: str) -> str:
-    """A verdict, and that differences may be chance where there are single runs.
+    """A verdict, with a warning where there are single runs.
 
     >>> finding([{"row": "none"}, {"row": "turned"}], "Turned is ahead.")
-    'Turned is ahead. Some rows are single runs: their differences may be chance.'
+    'Turned is ahead. Some rows are single runs: their differences may be due to chance.'
     """
     single = min(map(len, by_row(records).values())) < 2
     return " ".join(filter(None, [said, SINGLE if single else ""]))

@@ -1,4 +1,4 @@
-"""The whole report: everything that records say, beside the paper, on one page."""
+"""The whole report: all results, next to the paper's, on one page."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TITLES: dict[str, str] = {
     "cifar100_resnet110_paper": "Table 1a and 1b: ResNet110 on CIFAR-100, the printed settings",
     "cifar100_wrn28_10_authors": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the authors' settings",
     "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
-    "cifar100_resnet110_protocol": "How RotationOut is run: form, ramp and weight decay",
-    "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, trained",
+    "cifar100_resnet110_protocol": "Settings of RotationOut: form, ramp and weight decay",
+    "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, in trained networks",
     "cifar100_ghost": "Appendix B: BatchNorm of small batches, on CIFAR-100",
-    "cifar100_resnet110_search": "The form of RotationOut that is best at weight decay 5e-4",
+    "cifar100_resnet110_search": "Search for the best form of RotationOut at weight decay 5e-4",
     "cifar100_resnet110_strong": "Dropout and RotationOut at weight decay 5e-4",
 }
 
@@ -35,7 +35,7 @@ TITLES: dict[str, str] = {
 def sections(
     results: Path, benchmarks: Path | None = None, *, demo: Study | None = None, figures: bool = True
 ) -> list[Section]:
-    """What the page shows: of each part what has a record, and at the end what has none.
+    """The sections of the page: every part that has records, and at the end which parts have none.
 
     Args:
         results: where the records of experiments are.
@@ -72,10 +72,10 @@ def write(
 ) -> Path:
     """Write the page of `sections` to ``out``/index.html, and return that path."""
     out.mkdir(parents=True, exist_ok=True)
-    lead = "Turn the features instead of dropping them: what was measured, beside what the paper says."
+    lead = "RotationOut rotates features instead of dropping them: what was measured, next to what the paper reports."
     footer = (
-        "Every measured number on this page comes from a record that says what was run, and on what. The paper’s are "
-        "as printed."
+        "Every measured number on this page comes from a record, which says what was run and on which machine. The "
+        "paper’s numbers are as printed."
     )
     page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
     path = out / "index.html"
@@ -84,7 +84,7 @@ def write(
 
 
 def _section_of(recipe: str) -> Callable[[str, Sequence[dict[str, Any]]], Section]:
-    """What makes the part of the report that a recipe has."""
+    """The function that makes the section of a recipe."""
     parts = (
         (images.TABLES, table2.section),
         (detection.TABLES, table3.section),
@@ -111,7 +111,11 @@ def _small_batch(path: Path) -> Section:
     findings = [small_batch.verdict(study, norm, measure) for norm in ("poly", "cross") for measure in MEASURES]
     return Section(
         "Appendix B: BatchNorm of small batches, on digits",
-        ["Test accuracy with BatchNorm and the paper’s two replacements.", *findings],
+        [
+            "Test accuracy with BatchNorm and the paper’s two replacements. “Running” statistics are those of "
+            "training; “averaged” ones are recomputed over many batches.",
+            *findings,
+        ],
         small_batch.table(study),
     )
 
@@ -122,7 +126,7 @@ MEASURES = ("test_accuracy", "test_loss")
 def _speed(folder: Path) -> list[Section]:
     found = []
     kinds: tuple[tuple[str, Callable[[Path], Any], str], ...] = (
-        ("nvidia", speed.gpu_table, "Device time of forward and backward, captured in a CUDA graph"),
+        ("nvidia", speed.gpu_table, "GPU time of forward and backward, captured in a CUDA graph"),
         ("cpu", speed.cpu_table, "Time of forward and backward"),
     )
     for kind, make, what in kinds:

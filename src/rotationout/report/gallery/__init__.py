@@ -1,4 +1,4 @@
-"""The figures of the paper's theory and of ours, each from data that are computed here and written beside it.
+"""The figures of the paper's theory and of ours. Their data are computed here, and written next to each figure.
 
 A figure is two functions: one computes columns of numbers, the other draws them and nothing else. So the CSV file holds
 all that the picture shows. Each topic has a file of its own.

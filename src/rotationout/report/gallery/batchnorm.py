@@ -206,9 +206,9 @@ def experiment(record: Path) -> Drawing:
     return Drawing(
         "batchnorm_study",
         "Digits at small batch sizes",
-        "Test accuracy and loss over the number of examples that are normalised together, mean ± standard deviation "
-        "over seeds. Left: batches of that size. Right: steps on 128 examples, normalised in ghost batches. Running "
-        "statistics; the CSV file also has those averaged over many batches.",
+        "Test accuracy and loss against the number of examples that are normalised together, mean ± standard deviation "
+        "over seeds. Left: batches of that size. Right: batches of 128 examples, normalised in ghost batches of that "
+        "size. With running statistics; the CSV file also has those averaged over many batches.",
         compute,
         draw_experiment,
     )
@@ -265,15 +265,15 @@ FIGURES: list[Drawing] = [
     Drawing(
         "batchnorm_gaussian",
         "BatchNorm of small Gaussian batches",
-        "The mean (f_Expect) and the variance (f_Var) of what BatchNorm makes of a value in training, over what test "
-        "mode makes of it; by quadrature (appendix B, label addfig1).",
+        "Mean (f_Expect) and variance (f_Var) of BatchNorm’s output for a value in training, against its output in "
+        "test mode; by quadrature (appendix B, label addfig1).",
         gaussian_columns,
         draw_gaussian,
     ),
     Drawing(
         "batchnorm_distributions_mean",
         "f_Expect for five distributions",
-        f"Each over its support, Monte Carlo with {SAMPLES:,} batches and a band of two standard errors (appendix B, "
+        f"Each on its support, Monte Carlo with {SAMPLES:,} batches; bands are ± two standard errors (appendix B, "
         "label addfig2). uniform² and uniform³ are powers of a uniform value; Laplace's tails are not sub-Gaussian.",
         distribution_columns,
         functools.partial(draw_distributions, "f_expect"),
@@ -281,15 +281,15 @@ FIGURES: list[Drawing] = [
     Drawing(
         "batchnorm_distributions_noise",
         "f_Var for five distributions",
-        "The noise, likewise (appendix B).",
+        "The variance of the noise, computed in the same way (appendix B).",
         distribution_columns,
         functools.partial(draw_distributions, "f_var"),
     ),
     Drawing(
         "batchnorm_polynomial",
         "The polynomial of the test mode, B = 8",
-        "Left: f_poly, fitted to the Gaussian, beside f_Expect of five distributions. Right: what it is off by. It is "
-        "held constant from 3.80 on, where it turns (appendix B, label addfig3).",
+        "Left: f_poly, fitted to the Gaussian, and f_Expect of five distributions. Right: its error. From its turning "
+        "point at 3.80 on, f_poly is held constant (appendix B, label addfig3).",
         distribution_columns,
         draw_polynomial,
     ),

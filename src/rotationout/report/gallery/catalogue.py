@@ -1,4 +1,4 @@
-"""All figures there are: those of the theory, and those of the records that are there."""
+"""All figures: those of the theory, and those of experiments that have records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["all_figures", "chosen_figures"]
 
 
 def all_figures(results: Path) -> list[Drawing]:
-    """Every figure; those of experiments where their records are under ``results``."""
+    """Every figure; those of experiments only if their records are under ``results``."""
     found = [*noise.FIGURES, *linear.FIGURES, *batchnorm.FIGURES]
     record = results / "small_batch.json"
     if record.is_file():

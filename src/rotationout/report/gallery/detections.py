@@ -36,12 +36,12 @@ def seen_boxes(recipe: str, records: Sequence[dict[str, Any]], data: Path | None
     """
     first = {record["row"]: record for record in reversed(records)}  # of each row the first seed
     rows = [row for row in ROWS if row in first] or [records[0]["row"]]
-    seers = " and by ".join(NAMES.get(row, row) for row in rows)
+    seers = " and with ".join(NAMES.get(row, row) for row in rows)
     folder = None if data is None else image_folder(data, records[0]["config"]["test_split"])
     return Drawing(
         name=f"detections_{recipe}",
         title=f"Detections on {recipe}",
-        caption=f"Test images: true boxes above, then what was seen (score at least 0.3) by {seers}.",
+        caption=f"Test images: true boxes on top, then detections (score at least 0.3) after training with {seers}.",
         compute=partial(_boxes, [first[row] for row in rows]),
         draw=partial(_draw, seers=["true", *rows], folder=folder),
     )

@@ -167,8 +167,8 @@ FIGURES: list[Drawing] = [
     Drawing(
         name="condition",
         title="Condition numbers of least squares under noise",
-        caption="RotationOut keeps within (D − 1)/λ whatever the data (label eqro). Dropout's normal matrix has no "
-        "bound as the variance of a feature goes to zero; once features are scaled to unit variance it has one, "
+        caption="Under RotationOut the condition number is at most (D − 1)/λ for any data (label eqro). Under Dropout "
+        "it grows without bound as the variance of a feature goes to zero; for features of unit variance it is at most "
         "(D + λ)/λ.",
         compute=compute_condition,
         draw=draw_condition,
@@ -176,18 +176,18 @@ FIGURES: list[Drawing] = [
     Drawing(
         name="margin",
         title="RotationOut moves a decision boundary by an angle",
-        caption="Left: in the plane of two weights, where more than 5 % of the draws carry x to the other class, for D "
-        "as coloured on the right. Right: the margin Θ that is asked for (label logistic, tan θ Gaussian); it falls as "
-        "1/√D.",
+        caption="Left: the plane of two weight vectors; in the wedge more than 5 % of the draws move x to the other "
+        "class, colours as on the right. Right: the margin Θ that this requires (label logistic, Gaussian tan θ); "
+        "it falls as 1/√D.",
         compute=compute_margin,
         draw=draw_margin,
     ),
     Drawing(
         name="flips",
         title="How often noise carries a point across a boundary",
-        caption="Points and boundaries in random directions: the closed form for RotationOut and what the layers do. "
-        "Dropout of the same strength has the same variance but another law: RotationOut, one angle for all pairs, "
-        "makes more small steps and more large ones.",
+        caption="Points and boundaries in random directions: the closed form for RotationOut, and measurements with "
+        "the layers. Dropout of the same strength has the same variance but another distribution: RotationOut, with "
+        "one angle for all pairs, makes more small steps and more large ones.",
         compute=compute_flips,
         draw=draw_flips,
     ),

@@ -161,8 +161,8 @@ FIGURES = [
     Drawing(
         "correlation_terms",
         "What noise does to a correlation",
-        "Two features of correlation 0.5 among D (label eq15). All noise adds variance (orange); RotationOut also "
-        "inhibits (blue), by a share λ / (D − 1) that matters for few features only.",
+        "Two of D features, whose correlation is 0.5 without noise (label eq15). Every noise adds variance (orange); "
+        "RotationOut also inhibits (blue), by a share λ / (D − 1) that only matters if there are few features.",
         _correlation,
         _draw_correlation,
     ),
@@ -170,7 +170,7 @@ FIGURES = [
         "coadaptation_factor",
         "How much co-adaptation a noise leaves",
         "Predicted from the moments of 16 features (label eq145). About the origin the mean of ReLU features makes the "
-        "noise stronger than its rate says; the points are the two values that the paper prints.",
+        "noise stronger than its rate suggests. The points are the two values that the paper prints.",
         _coadaptation,
         _draw_coadaptation,
     ),
@@ -178,7 +178,7 @@ FIGURES = [
         "dropout_rotation",
         "The rotation that Dropout makes",
         "cos² of the angle between x and x̃, mean and standard deviation of 2,000 draws (section 2.2). For Dropout the "
-        "mean is the keep rate exactly; RotationOut of equal λ turns less on average.",
+        "mean is the keep rate exactly; RotationOut of equal λ rotates x less on average.",
         _turn,
         _draw_turn,
     ),

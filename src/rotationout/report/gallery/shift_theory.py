@@ -222,8 +222,8 @@ FIGURES = [
     Drawing(
         "variance_shift_rate",
         "Variance shift by keep rate",
-        "By theory (label 118), for 64 ReLU features and random weights. Uout at equal λ shifts as Dropout does "
-        "(proposition 1). Centred Dropout-a is 1 / keep rate for every output.",
+        "By theory (label 118), for 64 ReLU features and random weights. Uout at equal λ shifts as much as "
+        "Dropout (proposition 1). For centred Dropout-a the ratio is 1 / keep rate for every output.",
         _rates,
         _draw_rates,
     ),
@@ -238,8 +238,8 @@ FIGURES = [
     Drawing(
         "variance_shift_width",
         "Variance shift as the width grows",
-        "At keep rate 0.5. With more features Dropout-b and RotationOut gather around a limit (dotted), which is not 1 "
-        "(proposition 3); Dropout-a does not gather.",
+        "At keep rate 0.5. With more features Dropout-b and RotationOut concentrate around a limit (dotted), which is "
+        "not 1 (proposition 3); Dropout-a does not.",
         _widths,
         _draw_widths,
     ),

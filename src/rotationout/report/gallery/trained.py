@@ -78,12 +78,12 @@ def figures(results: Path) -> list[Drawing]:
 
 def _shift_drawings(records: Records) -> list[Drawing]:
     compute = partial(shift_columns, records)
-    how = f"ResNet110, {records[0]['steps']:,} steps; mean over n runs, and their range"
+    how = f"ResNet110, {records[0]['steps']:,} steps; lines are means over n runs, bands their range"
     return [
         Drawing(
             "variance_shift_trained",
             "Variance shift of trained networks",
-            "r = max(train / test, test / train) of the variance before the BatchNorm layer behind a noise of λ = 1, "
+            "r = max(train / test, test / train) of the variance before the BatchNorm layer after a noise of λ = 1, "
             f"in every block of the third stage (label addfig1111). {how}.",
             compute,
             draw_shift,
@@ -91,7 +91,7 @@ def _shift_drawings(records: Records) -> list[Drawing]:
         Drawing(
             "variance_shift_repaired",
             "Variance shift of trained networks, repaired",
-            "r between the variance that the BatchNorm layer divides by in eval mode and that of its input there, "
+            "r compares the variance that the BatchNorm layer divides by in eval mode with that of its input there; "
             "mean over channels: as trained, times the keep rate (the paper’s repair, on all forms), by the closed "
             f"form where one exists, and recalibrated with the noise off. 1 means no shift. {how}.",
             compute,
@@ -150,8 +150,8 @@ def _coadaptation_drawing(recipe: str, records: Records) -> Drawing:
     return Drawing(
         "coadaptation_trained" if recipe == shift.RECIPE else f"coadaptation_{recipe.removeprefix('cifar100_')}",
         f"Co-adaptation in trained networks: {recipe}",
-        f"co(x) of section 3.1 for the output of every block of stage {stages}, in testing mode, without noise; mean "
-        f"over n runs of {records[0]['steps']:,} steps, and their range.",
+        f"co(x) of section 3.1 for the output of every block of stage {stages}, in testing mode, without noise; "
+        f"lines are means over n runs of {records[0]['steps']:,} steps, bands their range.",
         partial(coadaptation_columns, records),
         draw_coadaptation,
     )
@@ -186,10 +186,11 @@ def _ghost_drawing(records: Records) -> Drawing:
     return Drawing(
         "ghost_batches",
         "CIFAR-100 with ghost batches",
-        "Test accuracy of ResNet20 over the number of examples that are normalised together, steps on "
+        "Test accuracy of ResNet20 against the number of examples that are normalised together, in batches of "
         f"{records[0]['config']['batch']}; {records[0]['steps']:,} steps, mean over runs, and their range; n is the "
-        "number of runs of a point. Left: running statistics of training. Right: averaged over many batches. "
-        "PolyBatchNorm is BatchNorm’s network in another test mode; GroupNorm has no batches (appendix B).",
+        "number of runs of a point. Left: running statistics of training. Right: statistics averaged over many "
+        "batches. PolyBatchNorm is the network trained with BatchNorm in another test mode; GroupNorm does not use "
+        "batches (appendix B).",
         partial(ghost_columns, records),
         draw_ghost,
     )
