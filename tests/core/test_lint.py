@@ -357,3 +357,11 @@ def test_a_transformer_is_causal_by_how_it_is_called(causal: bool) -> None:
 
     found = [f for f in lint(Language(), torch.randint(10, (2, 5))) if "later ones included" in f.message]
     assert [finding.layer for finding in found] == (["noise"] if causal else [])
+
+
+def test_batchnorm_without_running_statistics_records_nothing() -> None:
+    """So there is nothing to recalibrate: it divides by what it is given, as LayerNorm does."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.BatchNorm1d(8, track_running_stats=False))
+    (finding,) = (one for one in lint(model, VECTORS) if one.rule == "noise-before-normalisation")
+    assert "features come out smaller in training" in str(finding)
+    assert "recalibrate" not in str(finding)

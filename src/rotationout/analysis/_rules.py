@@ -73,14 +73,15 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
     """Noise directly before a normalisation layer.
 
     In training the layer divides by the deviation of noisy features, larger by √(1 + λ) or more on the whole. BatchNorm
-    records it and uses it for clean features (section 3.2). LayerNorm and its like divide by the deviation of their
-    input, so the features themselves come out smaller in training than in testing.
+    records it and uses it for clean features (section 3.2). LayerNorm and its like, and BatchNorm without running
+    statistics, divide by the deviation of their input, so the features themselves come out smaller in training than in
+    testing.
     """
     for link in view.flow.links:
         if link.noise is None or link.between or not is_norm(link.module):
             continue
         kind = f"the {type(link.module).__name__} layer {link.target}"
-        if not isinstance(link.module, _BatchNorm):
+        if not isinstance(link.module, _BatchNorm) or link.module.running_var is None:
             yield (
                 link.source,
                 f"directly before {kind}: noise takes up part of its normalised output, so the features come out "
