@@ -15,7 +15,7 @@ __all__ = ["Images", "augment", "draw_cuts", "load", "normalize", "statistics"]
 CLASSES, SIZE, PADDING = 100, 32, 4
 COUNTS = {"train": 50_000, "test": 10_000}
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-"""Of the training pixels per channel, on a scale from 0 to 1."""
+"""Mean and standard deviation of the training pixels per channel, on a scale from 0 to 1."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class LoadedSplit:
     Attributes:
         split: the split.
         window: side of the window in pixels.
-        converted: zero, as images are looked at when they are read.
+        converted: zero, as this is found out when images are read.
     """
 
     split: Split
