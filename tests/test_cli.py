@@ -104,7 +104,7 @@ MISTAKES = [
     ("train an4 --data . --wieght-decay 1", 2, "--weight-decay"),
     ("train an4 --data . --steps many", 2, "'--steps': must be INT, for instance 100, got 'many'"),
     ("train an4 --data . --milestones 1,x", 2, "'--milestones': must be INT,INT,…, for instance 2,3, got '1,x'"),
-    ("train an4 --data file", 1, "file does not hold the features of a corpus, or is damaged; it must be what"),
+    ("train an4 --data file", 1, "file does not hold the features of a corpus, or is damaged; it must be a file that"),
     ("train an4 --data . --stages 2", 2, "'--stages': an4 has no such field; its fields are --noise, --p,"),
     ("train an4 --data . --noise rotatoin", 2, "did you mean 'rotation'?"),
     ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
@@ -300,7 +300,7 @@ def test_fields_are_described_where_they_are_defined() -> None:
         described = fields._descriptions(config)
         names = {field.name for field in fields.dataclasses.fields(config)}
         assert names <= described.keys()
-    assert fields._descriptions(fields.Config)["rate_factor"].startswith("what the learning rate is multiplied by")
+    assert fields._descriptions(fields.Config)["rate_factor"].startswith("the factor by which the learning rate")
 
 
 def test_help_says_types_of_values_alone_and_which_tables_have_a_field() -> None:
@@ -308,8 +308,9 @@ def test_help_says_types_of_values_alone_and_which_tables_have_a_field() -> None
     train = " ".join(re.sub("[│╭╮╰╯─]", " ", runner.invoke(app.build(["train"]), ["train", "--help"]).stdout).split())
     assert "--json Print JSON." in train
     assert "--seed INT Seed of weights" in train
-    assert "object detection, speech recognition: epochs from test to test" in train
-    assert "--stages INT,INT,… CIFAR-100: the stages that have the noise. object detection: so many of" in train
+    assert "object detection, speech recognition: number of epochs from test to test" in train
+    assert "--stages INT,INT,… CIFAR-100: the stages of the network that get noise" in train
+    assert "get noise, counted from 1. object detection: how many of the last stages" in train
     assert "One of resnet20, resnet110, wrn28_10." in train
     assert train.count("--test-every") == train.count("--momentum") == 1
     assert "<bool>" not in runner.invoke(app.build(), ["--help"]).stdout

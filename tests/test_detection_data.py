@@ -209,15 +209,15 @@ def lose(content: dict[str, Any], count: int) -> None:
     ("change", "message"),
     [
         (lambda content: lose(content, 3), "3 of 24 boxes of 'train' cannot be used, more than one in ten"),
-        (lambda content: content.pop("images"), "not an annotation file of COCO's"),
+        (lambda content: content.pop("images"), "not an annotation file in COCO's format"),
         (lambda content: content["images"][0].pop("width"), "a file_name, a width and a height"),
         (lambda content: content["images"][0].update(id=99), "an id of its own"),
         (lambda content: content["images"][0].update(id="100"), "ids are integers"),
         (lambda content: content["images"][0].update(height="96"), "a width and a height"),
         (lambda content: content["images"][0].update(width=0), "a width and a height"),
         (lambda content: content["categories"][0].update(id=3.5), "ids are integers"),
-        (lambda content: content["annotations"].append(None), "not an annotation file of COCO's"),
-        (lambda content: content["images"].append(7), "not an annotation file of COCO's"),
+        (lambda content: content["annotations"].append(None), "not an annotation file in COCO's format"),
+        (lambda content: content["images"].append(7), "not an annotation file in COCO's format"),
         (lambda content: content.update(categories=[]), "12 images and 0 categories"),
     ],
 )

@@ -187,7 +187,7 @@ def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, mon
     assert list(later)[-1] == "config"
     path.with_suffix(scoring.SUFFIX).unlink()
     assert cli.main([*score, "--again"]) == 1
-    assert "the detections of a run stay beside its record" in capsys.readouterr().err
+    assert "the detections of a run must be beside its record" in capsys.readouterr().err
 
 
 def test_scores_of_before_are_not_those_of_the_last_test(album: Path, monkeypatch: Any) -> None:
@@ -201,7 +201,7 @@ def test_scores_of_before_are_not_those_of_the_last_test(album: Path, monkeypatc
     monkeypatch.setattr(training, "can_score", lambda: False)
     finish(run)
     assert list(run.result) == ["test_loss"]
-    assert "AP to be had by `rotationout score bccd`" in run.summary
+    assert "for AP run `rotationout score bccd`" in run.summary
 
 
 def test_what_is_left_out_is_in_the_record(
@@ -264,11 +264,11 @@ def test_compiled_runs_have_noises_of_their_own(album: Path, monkeypatch: pytest
     ("changes", "message"),
     [
         ({"crop": 100}, "crop must be a multiple of 128, got 100"),
-        ({"scales": (700, 600)}, "scales must be a least and a largest number of pixels"),
+        ({"scales": (700, 600)}, "scales must be a smallest and a largest number of pixels"),
         ({"alpha": 2.0}, "alpha must lie between 0 and 1"),
         ({"backbone": "vgg"}, "backbone must be one of 'resnet18', 'resnet50'"),
         ({"initialization": "coco"}, "initialization must be one of 'random', 'imagenet'"),
-        ({"block_sizes": (7,)}, "block_sizes must be one for each of the last 2 stages"),
+        ({"block_sizes": (7,)}, "block_sizes must have one size for each of the last 2 stages"),
     ],
 )
 def test_configs_are_checked(changes: dict[str, object], message: str) -> None:

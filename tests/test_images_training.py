@@ -240,7 +240,7 @@ def test_what_is_left_out_is_in_the_record(held: bool, tmp_path: Path, capsys: p
     assert all(11 * score == pytest.approx(round(11 * score), abs=1e-3) for score in record["test_curve"])
     said = capsys.readouterr().err
     assert said.count("train, n0/03.JPEG is damaged or cut off") == 1
-    assert said.count("val, n1/05.JPEG is no image of a format that Pillow knows; it is left out") == 1
+    assert said.count("val, n1/05.JPEG is not an image in a format that Pillow knows; it is left out") == 1
 
 
 def test_an_image_that_cannot_be_read_counts_for_nothing(made: Path) -> None:
@@ -295,7 +295,7 @@ def test_the_commands(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (1, ["--test-split", "test"], "has no folder for each class, and there is no test.pt"),
         (2, ["--short-side", "8"], "short_side must be at least size = 16, got 8"),
         (2, ["--last-stages", "5"], "noise can be in the last 4 stages at most, got 5"),
-        (2, ["--block-sizes", "3"], "block_sizes must be one for each of the last 2 stages, got (3,)"),
+        (2, ["--block-sizes", "3"], "block_sizes must have one size for each of the last 2 stages, got (3,)"),
         (2, ["--stages", "3"], "imagewoof has no such field"),
     ):
         assert cli.main(["train", "imagewoof", *common, *wrong]) == code

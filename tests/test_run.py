@@ -288,7 +288,7 @@ def test_a_run_can_be_compiled_and_its_record_says_so(
 
 
 def test_fp16_is_refused_on_a_cpu() -> None:
-    with pytest.raises(ValueError, match="precision = 'fp16' needs a GPU; on 'cpu' there are 'bf16' and 'fp32'"):
+    with pytest.raises(ValueError, match="precision = 'fp16' needs a GPU; on 'cpu' use 'bf16' or 'fp32'"):
         Plane(rows()[0].replace(precision="fp16"), torch.randn(20, 4), torch.device("cpu"))
 
 
@@ -319,7 +319,7 @@ def test_a_record_that_came_to_be_meanwhile_is_left_and_the_run_kept(tmp_path: P
     def new(config: Config) -> Run:
         return Late(config, torch.randn(20, 4), torch.device("cpu"))
 
-    with pytest.raises(FileExistsError, match="is there already, written by another process; it is left as it is"):
+    with pytest.raises(FileExistsError, match="exists already, written by another process; it is left as it is"):
         sweep.sweep([settings], new, folder=tmp_path / "r", checkpoints=tmp_path / "c")
     assert [file.read_text() for file in path.parent.iterdir()] == ["theirs"]
     state, _ = results.load_checkpoint(tmp_path / "c" / "plane" / "none_seed0.pt", settings)

@@ -37,7 +37,7 @@ def spoil(path: Path) -> None:
 DAMAGE: dict[str, tuple[str, str, Callable[[Path], None]]] = {
     "gone": ("missing file", "the audio of utterance 'a' is not at .*a.wav", Path.unlink),
     "half a FLAC": ("damaged audio", "a.flac cannot be read, it may be damaged", lambda path: cut(path, 3000)),
-    "half a WAV": ("truncated audio", "a.wav ends 3244 bytes before its end", lambda path: cut(path, 3200)),
+    "half a WAV": ("truncated audio", "a.wav is cut off: it lacks 3244 bytes", lambda path: cut(path, 3200)),
     "no WAV": ("damaged audio", "a.wav cannot be read", lambda path: cut(path, 0)),
     "zeros in a FLAC": ("damaged audio", "a.flac cannot be read", spoil),
     "8 kHz": ("sample rate", "a.wav must be at 16000 Hz, got 8000", lambda p: rewrite(p, torch.zeros(800), 8_000)),

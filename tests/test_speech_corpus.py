@@ -47,8 +47,8 @@ def test_a_manifest_is_read_as_it_is(tmp_path: Path) -> None:
     [
         ("utt\tsplit\ttext\n", None, r"needs the columns utt, split, speaker, text; it lacks speaker"),
         ("", None, "it lacks speaker, split, text, utt"),
-        (MANIFEST + "c\ttrain\n", None, "line 4: the columns do not fit"),
-        (MANIFEST + "c\ttrain\ts\t1\t2\tYES\tNO\n", None, "line 4: the columns do not fit"),
+        (MANIFEST + "c\ttrain\n", None, "line 4: the columns do not match"),
+        (MANIFEST + "c\ttrain\ts\t1\t2\tYES\tNO\n", None, "line 4: the columns do not match"),
         (MANIFEST, "dev", "split must be one of 'test', 'train', got 'dev'"),
     ],
 )
@@ -89,15 +89,15 @@ def test_segments_of_recordings(tmp_path: Path) -> None:
     [
         (
             {"wav_scp": "a sph2pipe -f wav a.wv1 |\nb b.wav\n"},
-            r"'a' is what a command writes, 'sph2pipe .*', and commands",
+            r"'a' has a command, 'sph2pipe .*', and commands",
         ),
         ({"wav_scp": "a\nb b.wav\n"}, "'a' has no path"),
         ({"text": "a YES\n\nb NO\n"}, r"text, line 2: the line is empty"),
         ({"text": "a YES\na NO\n"}, r"text, line 2: 'a' is there twice"),
-        ({"text": "a YES\nc NO\n"}, r"text has an utterance 'c' that wav.scp has not"),
-        ({"utt2spk": "a s1\n"}, r"text has an utterance 'b' that utt2spk has not"),
-        ({"segments": "a a 0 1\n"}, r"text has an utterance 'b' that segments has not"),
-        ({"segments": "a a 0 1\nb c 0 1\n"}, r"segments has a recording 'c' that wav.scp has not"),
+        ({"text": "a YES\nc NO\n"}, r"text has an utterance 'c' that wav.scp lacks"),
+        ({"utt2spk": "a s1\n"}, r"text has an utterance 'b' that utt2spk lacks"),
+        ({"segments": "a a 0 1\n"}, r"text has an utterance 'b' that segments lacks"),
+        ({"segments": "a a 0 1\nb c 0 1\n"}, r"segments has a recording 'c' that wav.scp lacks"),
         ({"segments": "a a 0\nb b 0 1\n"}, r"'a' must have a recording, a start and an end in seconds, got 'a 0'"),
         ({"segments": "a a 1 0.5\nb b 0 1\n"}, r"'a' must end after it starts, got 'a 1 0.5'"),
     ],

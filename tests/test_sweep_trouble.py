@@ -66,7 +66,7 @@ def test_a_checkpoint_that_does_not_fit_is_told(name: str, plane: list[str], tmp
     torch.save(content, path)
     capsys.readouterr()
     assert cli.main(["train", "plane", *plane]) == 1
-    assert "none_seed0.pt is damaged, or of another version, and does not fit the run (" in said(capsys)
+    assert "_seed0.pt is damaged, or from another version of this package, and does not fit the run (" in said(capsys)
     assert path.exists()
 
 
@@ -106,7 +106,7 @@ def test_what_is_beside_another_sweeps_record_is_left_as_well(tmp_path: Path, mo
     path = results.record_path(tmp_path / "r", rows()[0])
     results.write_beside(path, ".found", b"theirs")
     path.write_text("theirs")
-    with pytest.raises(FileExistsError, match="is there already, written by another process"):
+    with pytest.raises(FileExistsError, match="exists already, written by another process"):
         late.finish(tmp_path / "r")
     assert path.with_suffix(".found").read_bytes() == b"theirs"
     assert late.checkpoint.exists()

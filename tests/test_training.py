@@ -194,7 +194,7 @@ def test_what_has_a_record_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
     assert "1 of 1 runs have a record already" in capsys.readouterr().err
     same = config(kernels="torch" if config().kernels == "fused" else "fused")
     assert sweep.sweep([same], data, folder=tmp_path, checkpoints=tmp_path / "c") == [], "by which kernels is no matter"
-    with pytest.raises(ValueError, match="is of a run with other settings; move it away"):
+    with pytest.raises(ValueError, match="is the record of a run with other settings; move it away"):
         sweep.sweep([config(steps=8)], data, folder=tmp_path, checkpoints=tmp_path / "c")
     path.write_text("{")
     with pytest.raises(ValueError, match="is not the record of a run, or is damaged"):
@@ -289,7 +289,7 @@ def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
 def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     results.save_checkpoint(path, config(), {}, {})
-    with pytest.raises(ValueError, match=r"of a run with other settings \(weight_decay\)"):
+    with pytest.raises(ValueError, match=r"is the checkpoint of a run with other settings \(weight_decay\)"):
         results.load_checkpoint(path, config(weight_decay=1e-5))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"run\.pt is not a checkpoint of a run, or is damaged"):
@@ -322,7 +322,7 @@ def test_configs_are_checked(changes: dict[str, object], message: str) -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the strength of 'dropout' cannot be changed while it runs"):
+    with pytest.raises(ValueError, match="the strength of 'dropout' cannot be changed during a run"):
         make(images(64), images(20))(config("dropout keep 0.9", ramp=5))
     with pytest.raises(ValueError, match="fade_out = 3: the strength of 'dropout' cannot be changed"):
         make(images(64), images(20))(config("dropout keep 0.9", ramp=0, fade_out=3))

@@ -103,7 +103,7 @@ def _help(name: str, configs: Sequence[type[Config]]) -> str:
     """What a field means; if several tasks have it, which ones, and what it means for each where that differs.
 
     >>> _help("momentum", list(TASKS)[:2])
-    'CIFAR-100, image folders: of SGD.'
+    'CIFAR-100, image folders: momentum of SGD.'
     """
     texts: dict[str, list[str]] = {}
     for config in configs:

@@ -1,1 +1,4 @@
-"""Training runs on real data. Each writes plain records; `rotationout.report` turns those into figures and a page."""
+"""Training runs on real data. Each writes a plain JSON record; `rotationout.report` makes tables and figures of them.
+
+`run` is the training loop that all tasks share, `tasks` lists the tasks, and `sweep` runs many configs side by side.
+"""

@@ -1,4 +1,4 @@
-"""CIFAR-100 (Krizhevsky 2009) in its standard layout, held on one device, and its usual augmentation done there."""
+"""CIFAR-100 (Krizhevsky 2009): read from its standard files, kept on one device, and augmented there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Images", "augment", "draw_cuts", "load", "normalize", "statistics"]
 CLASSES, SIZE, PADDING = 100, 32, 4
 COUNTS = {"train": 50_000, "test": 10_000}
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-"""Of the training pixels, per channel, in [0, 1]."""
+"""Mean and standard deviation of the training pixels per channel, on a scale from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Images:
         return Images(self.pixels.to(device), self.labels.to(device))
 
     def split(self, held_out: int, seed: int) -> tuple[Images, Images]:
-        """All but ``held_out`` of the images, and those: the same ones for every seed of a run that passes this one."""
+        """All but ``held_out`` of the images, and the held-out ones; ``seed`` alone decides which ones these are."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         kept, held = order[held_out:], order[:held_out]
         return Images(self.pixels[kept], self.labels[kept]), Images(self.pixels[held], self.labels[held])
 
 
 def load(root: Path | str, split: str) -> Images:
-    """The ``"train"`` or ``"test"`` images under ``root``, the folder that holds ``cifar-100-python/`` (or is it).
+    """Read the ``"train"`` or ``"test"`` images. ``root`` is ``cifar-100-python/``, or the folder that holds it.
 
-    The files are pickles; they are read by an unpickler that knows arrays and plain types only.
+    The files are pickles. A restricted unpickler reads them, which makes arrays and plain types only.
     """
     folder = Path(root)
     folder = folder if folder.name == "cifar-100-python" else folder / "cifar-100-python"
@@ -71,30 +71,30 @@ def load(root: Path | str, split: str) -> Images:
 
 
 class _Bytes:
-    """An array of bytes as numpy pickles it."""
+    """Stands for a numpy array of bytes while unpickling."""
 
     bytes: Tensor
 
     def __setstate__(self, state: Any) -> None:
         _version, shape, kind, fortran, raw = state
         if not isinstance(kind, _Kind) or kind.name not in ("u1", "|u1", "uint8") or fortran:
-            raise pickle.UnpicklingError("it holds an array that is not of bytes, row by row")
+            raise pickle.UnpicklingError("it holds an array that is not of bytes in row-major order")
         raw = raw.encode("latin1") if isinstance(raw, str) else raw
         self.bytes = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(shape)
 
 
 class _Kind:
-    """A dtype as numpy pickles it."""
+    """Stands for a numpy dtype while unpickling."""
 
     def __init__(self, name: str, *_: object) -> None:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like: bytes have none."""
+        """Ignore byte order and alignment, which bytes do not have."""
 
 
 class _Plain(pickle.Unpickler):
-    """Arrays of bytes and plain types, made by ourselves; anything else could run code."""
+    """An unpickler for arrays of bytes and plain types only: any other class could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         known: dict[tuple[str, str], Any] = {
@@ -110,18 +110,18 @@ class _Plain(pickle.Unpickler):
 
 
 def statistics(device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the training pixels as bytes, (3, 1, 1), for `normalize`."""
+    """Mean and standard deviation of the training pixels on the scale of bytes, (3, 1, 1) each, for `normalize`."""
     mean, std = (255 * torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
     return mean, std
 
 
 def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Bytes to numbers with mean 0 and variance 1 per channel of the training set."""
+    """Pixels in bytes, as floats that have mean 0 and variance 1 per channel over the training set."""
     return (pixels.float() - mean) / std
 
 
 def draw_cuts(count: int, generator: torch.Generator) -> Tensor:
-    """For so many images how far down and right of the corner each is cut out, and whether it is mirrored, (count, 3).
+    """Draw random crops: for each image its offset down, its offset right, and whether to mirror it, (count, 3).
 
     >>> draw_cuts(1000, torch.Generator().manual_seed(0)).amax(0)
     tensor([8, 8, 1])
@@ -130,9 +130,9 @@ def draw_cuts(count: int, generator: torch.Generator) -> Tensor:
 
 
 def augment(pixels: Tensor, cuts: Tensor) -> Tensor:
-    """Pad by 4 black pixels, cut out 32 × 32 at random, and mirror half of the images (He et al. 2016).
+    """Pad by 4 black pixels, crop 32 × 32 pixels, and mirror some of the images (He et al. 2016).
 
-    Every image has its own cut, see `draw_cuts`; all are taken in one gather, on the device of the images.
+    ``cuts`` has the crop of every image, see `draw_cuts`; all are taken in one gather, on the device of the images.
     """
     padded = torch.nn.functional.pad(pixels, (PADDING,) * 4)
     down, right, mirrored = cuts.unsqueeze(-1).unbind(1)

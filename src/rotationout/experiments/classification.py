@@ -1,4 +1,4 @@
-"""Image classification on CIFAR-100, which is held on the device, cropped and mirrored there: Table 1."""
+"""Training runs of Table 1: image classification on CIFAR-100, which is held, cropped and mirrored on the device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .vision import channels_last
 __all__ = ["Classification", "ClassificationConfig", "build_network", "load_images"]
 
 HELD_OUT_SEED = 0
-"""All runs that hold out images hold out the same ones."""
+"""The seed that chooses held-out images: the same ones in every run."""
 NARROW = ("resnet20", "resnet110")
-"""Networks that have few channels."""
+"""Networks with few channels, which ``kernels="fused"`` is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +36,16 @@ class ClassificationConfig(ClassifierConfig):
     """A run on CIFAR-100.
 
     Args:
-        network: what is trained.
-        stages: the stages that have the noise.
-        norm: what normalises in the place of BatchNorm.
-        ghost_batch: how many examples of a batch are normalised together, 0 for all.
-        dropout: drop probability of an element-wise Dropout after the noise, in every place that has one.
-        held_out: train without this many of the training images, and test on them instead of the test set.
-        kernels: ``fused`` is for ResNets on a GPU, whose few channels libraries are slow with: convolutions, and
-            BatchNorm with the sum and the ReLU behind it, are kernels of `rotationout.experiments.narrow` then, but
-            for BatchNorm that several processes share. Results differ by rounding. On a CPU it means nothing.
-        studies: what is measured of the trained network.
+        network: the network to train.
+        stages: the stages of the network that get noise, counted from 1.
+        norm: the kind of normalisation layers.
+        ghost_batch: how many examples of a batch are normalised together, 0 for the whole batch.
+        dropout: drop probability of an element-wise Dropout that follows the noise wherever it is placed.
+        held_out: hold this many training images out, and test on them instead of the test set.
+        kernels: ``fused`` runs the convolutions and BatchNorm (with the sum and the ReLU after it) of a ResNet in
+            Triton kernels for few channels, with which libraries are slow (`rotationout.experiments.narrow`). Results
+            differ by rounding only. BatchNorm that several processes share stays torch's. No effect on a CPU.
+        studies: what to measure of the trained network, for its record.
     """
 
     network: str
@@ -81,13 +81,13 @@ class ClassificationConfig(ClassifierConfig):
             )
         if self.kernels == "fused" and self.network not in NARROW:
             raise ValueError(
-                f"kernels = 'fused' are for networks of few channels, {' and '.join(NARROW)}; network = "
+                f"kernels = 'fused' is for networks with few channels, {' and '.join(NARROW)}; network = "
                 f"{self.network!r} needs kernels = 'torch'"
             )
 
 
 def load_images(config: ClassificationConfig, data: Path, device: torch.device) -> tuple[Images, Images]:
-    """The images to learn from and to test on."""
+    """The training images and the test images of a config, on the device."""
     train = cifar.load(data, "train")
     if config.held_out:
         train, test = train.split(config.held_out, HELD_OUT_SEED)
@@ -97,7 +97,7 @@ def load_images(config: ClassificationConfig, data: Path, device: torch.device) 
 
 
 def build_network(config: ClassificationConfig) -> nn.Module:
-    """The network of a config, with its noise in place; initial weights by torch's default generator."""
+    """The network of a config with its noise; torch's default generator draws the initial weights."""
 
     def noise(channels: int) -> nn.Module:
         made = make_noise(config.noise, config.p, **config.options_at(channels))
@@ -113,8 +113,8 @@ class Classification(Classifier[Images]):
 
     Args:
         config: what to run.
-        images: those to learn from and those to test on, on the device.
-        device: where.
+        images: the training images and the test images, on the device.
+        device: the device to train on.
     """
 
     config: ClassificationConfig
@@ -126,7 +126,7 @@ class Classification(Classifier[Images]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the studies of the config find. One that fails must not cost the run its record: that says why."""
+        """The results of the config's studies. A study that fails does not cost the run its record."""
         found: dict[str, Any] = {}
         for name in self.config.studies:
             try:
@@ -137,43 +137,43 @@ class Classification(Classifier[Images]):
         return found
 
     def build_network(self) -> nn.Module:
-        """That of the config."""
+        """The network of the config, in channels_last."""
         return channels_last(build_network(self.config))
 
     def build_source(self, images: Images, rows: int) -> Small:
-        """Of images on the device."""
+        """Batches of ``rows`` of these images."""
         return Small(images, rows, self.prepare)
 
     def compile(self) -> None:
-        """As for every run, but not with kernels of ours, which torch.compile would do without."""
+        """Compile the residual blocks, see `Run.compile`; an error with fused kernels, which it would replace."""
         if self.config.kernels == "fused":
             raise ValueError(
-                "--compile is for torch's kernels, and would do without those of kernels='fused': leave --compile out, "
+                "--compile is for torch's kernels, and would not use those of kernels='fused': leave --compile out, "
                 "or add --kernels torch"
             )
         super().compile()
 
     def regions(self) -> Iterable[nn.Module]:
-        """The residual blocks, most of which are alike."""
+        """The residual blocks, most of which have the same shapes."""
         blocks: nn.Module = self.network.get_submodule("stages")
         return blocks.children()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`, also one that an older version of this code wrote."""
         super().restore(_brought_up_to_date(state))
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """What the network is given for bytes of images."""
+        """The network's input for images in bytes: normalised, in channels_last."""
         return cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
 
 class Small(Held):
-    """Batches of CIFAR's images.
+    """Batches of CIFAR's images, cropped and mirrored on the device.
 
     Args:
-        images: all of them, on the device.
-        rows: images of a batch.
-        prepare: makes what a network is given of their bytes.
+        images: all images, on the device.
+        rows: images per batch.
+        prepare: turns their bytes into the network's input.
     """
 
     def __init__(self, images: Images, rows: int, prepare: Callable[[Tensor], Tensor]) -> None:
@@ -184,22 +184,22 @@ class Small(Held):
         return len(self.images)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Which image, and its cut: (images, 4)."""
+        """The number of each image and its random crop, (images, 4)."""
         return _plan(torch.randperm(len(self), generator=generator), generator)
 
     def still(self) -> Tensor:
-        """The middle of the padded images: the images as they are."""
+        """The middle of every padded image: the image as it is."""
         middle = torch.tensor([cifar.PADDING, cifar.PADDING, 0]).expand(len(self), 3)
         return torch.cat([torch.arange(len(self)).unsqueeze(1), middle], dim=1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Cut out and mirrored on the device."""
+        """The current batch, cropped and mirrored: the network's input, and labels."""
         pixels = cifar.augment(self.images.pixels[self.chosen[:, 0]], self.chosen[:, 1:])
         return self.prepare(pixels), self.labels_of(self.images.labels)
 
 
 def _check_chunks(config: ClassificationConfig) -> None:
-    """Layers that normalise chunks of a batch see a process's share of it: they cannot be synchronised."""
+    """Refuse sync_batchnorm for layers that normalise chunks of a batch: they see one process's share of it only."""
     chunked = config.norm in ("cross", "poly") or config.ghost_batch > 0
     if processes.size() > 1 and config.sync_batchnorm and chunked:
         raise ValueError(
@@ -209,14 +209,14 @@ def _check_chunks(config: ClassificationConfig) -> None:
 
 
 def _plan(order: Tensor, generator: torch.Generator) -> Tensor:
-    """What an epoch learns from: which image, and its cut, (images, 4)."""
+    """The plan of an epoch: the number of each image and its random crop, (images, 4)."""
     return torch.cat([order.unsqueeze(1), cifar.draw_cuts(len(order), generator)], dim=1)
 
 
 def _brought_up_to_date(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a run that was stopped before processes could share one: it goes on, with other cuts."""
+    """A checkpoint state in today's format. One from before runs could be shared has no plan: crops are drawn anew."""
     if "plan" in state:
         return state
     plan = _plan(state["order"], torch.Generator().manual_seed(state["step"]))
-    curves = state["curves"] if "curves" in state else {"test_curve": state["curve"]}  # there was one task once
+    curves = state["curves"] if "curves" in state else {"test_curve": state["curve"]}  # one curve in older states
     return {**state, "curves": curves, "numbers": [state["numbers"]], "plan": plan}

@@ -1,4 +1,4 @@
-"""What all training runs of image classification share: cross-entropy, accuracy in per cent."""
+"""The base of all image classification runs (Tables 1 and 2): cross-entropy loss, and test accuracy in per cent."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .vision import Data, VisionConfig, VisionRun
 __all__ = ["Classifier", "ClassifierConfig"]
 
 LAST_EPOCHS = 10
+"""A result is the best epoch, and the mean of so many last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +25,25 @@ class ClassifierConfig(VisionConfig):
     """A run of image classification.
 
     Args:
-        network_options: keyword arguments of the network, besides its noise.
+        network_options: further keyword arguments of the network.
     """
 
     network_options: dict[str, Any] = field(default_factory=dict)
 
 
 class Classifier(VisionRun[Data]):
-    """A run of image classification. A subclass says what its network is, and how a source is made of its images.
+    """A run of image classification. A subclass builds the network, and the source of its batches.
 
     Args:
         config: what to run.
-        train: the images to learn from.
-        test: those to test on.
-        device: where.
+        train: the training images.
+        test: the test images.
+        device: the device to train on.
     """
 
     config: ClassifierConfig
     curve_names: ClassVar[dict[int, str]] = {1: "test_curve"}
-    """What is scored: the share of images whose class is among so many guesses, and what a record calls it."""
+    """The k of every top-k accuracy that is measured, and the name of its curve in the record."""
 
     def __init__(self, config: ClassifierConfig, train: Data, test: Data, device: torch.device) -> None:
         super().__init__(config, train, test, device)
@@ -51,7 +52,7 @@ class Classifier(VisionRun[Data]):
 
     @property
     def result(self) -> dict[str, float]:
-        """Best test accuracy of an epoch, and the mean of the last ten, in per cent."""
+        """The best test accuracy of an epoch, and the mean over the last ten epochs, in per cent."""
         found = {}
         for guesses, name in self.curve_names.items():
             curve = self.curves[name]
@@ -66,19 +67,19 @@ class Classifier(VisionRun[Data]):
 
     @property
     def summary(self) -> str:
-        """Best and last test accuracy."""
+        """The best test accuracy, and the mean over the last ten epochs, in a line."""
         result = self.result
         return f"best {result['best_top1']:.2f} %, mean of the last 10 epochs {result['last10_top1']:.2f} %"
 
     def batch_loss(self) -> Tensor:
-        """Cross-entropy of the present batch, the mean of its images; nobody counts for nothing."""
+        """Mean cross-entropy over the images of the current batch; rows that are `NOBODY` do not count."""
         images, labels = self.learnt.batch()
         logits: Tensor = self.network(images)
         total = F.cross_entropy(logits.float(), labels, ignore_index=NOBODY, reduction="sum")
         return total / (labels != NOBODY).sum().clamp(min=1)
 
     def test(self) -> dict[str, float]:
-        """The fraction of test images that is told right; every process looks at some of them."""
+        """The fraction of test images classified correctly; the processes share the test images."""
         self.scored.zero_()
         for _ in self.test_batches():
             self._examine()
@@ -88,7 +89,7 @@ class Classifier(VisionRun[Data]):
 
     @torch.no_grad()
     def _score(self) -> None:
-        """Add up how many images were seen, and how many of them were told right with so many guesses."""
+        """Add to ``scored`` the number of images in the current test batch, and the correct ones for each top-k."""
         self.network.eval()
         images, labels = self.tested.batch()
         with self.autocast():

@@ -1,4 +1,4 @@
-"""What studies with a command of their own share: numbers read, a folder to write to, trouble told in a line."""
+"""Helpers for studies with a command of their own (`small_batch`): argument parsing, exit codes, one-line errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["attempt", "positive_count"]
 
 
 def attempt(out: Path, work: Callable[[], None]) -> int:
-    """Do the work of a study that writes to ``out``; the exit code.
+    """Run ``work``, which writes to the folder ``out``, and return the exit code.
 
     0 if all went well, 1 if a package is missing, 2 if the folder cannot be written to, 130 if it was interrupted.
     """
@@ -32,7 +32,7 @@ def attempt(out: Path, work: Callable[[], None]) -> int:
 
 
 def positive_count(text: str) -> int:
-    """A whole number of at least 1 from the command line.
+    """Parse a command-line argument that must be a whole number of at least 1.
 
     >>> positive_count("3")
     3

@@ -1,4 +1,4 @@
-"""What decides a training run: one frozen, JSON-able config. Each task adds its own fields to those that all have."""
+"""The config of a training run: one frozen, JSON-able dataclass. Each task subclasses it with fields of its own."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What every run has. Recipes return complete configs of a task; a variant is `replace` with a field or two.
+    """The fields that every run has. Recipes return complete configs; `replace` makes a variant of one.
 
-    Fields that are added later need a default under which old records mean what they meant. Fields that say by which
-    kernels a run is computed, and not what, are not compared: runs that differ in them alone are the same experiment,
-    with the same name, and a record tells which they were.
+    A field that is added later needs a default under which old records keep their meaning. Fields that choose the
+    kernels of a run, and not what it computes, have ``compare=False``: runs that differ in them alone are the same
+    experiment and have the same record name; the record tells which kernels were used.
 
     Args:
-        recipe: the table it belongs to.
+        recipe: the table that the run belongs to.
         row: the row of that table.
-        noise: a kind of `rotationout.noise`.
-        p: its drop probability.
-        noise_options: keyword arguments of the noise.
-        ramp: steps over which p grows linearly, see `rotationout.Schedule.ramp`.
-        fade_out: steps at the end over which p falls linearly, see `rotationout.Schedule.fade_out`.
-        steps: updates in all.
-        batch: examples of an update.
-        learning_rate: that of the first steps, or of those after the warm-up.
+        noise: the kind of noise, see `rotationout.noise`.
+        p: the strength of the noise, as a drop probability.
+        noise_options: further keyword arguments of the noise.
+        ramp: number of steps at the start over which p grows linearly, see `rotationout.Schedule.ramp`.
+        fade_out: number of steps at the end over which p falls linearly to zero, see `rotationout.Schedule.fade_out`.
+        steps: total number of updates.
+        batch: examples per update, over all processes.
+        learning_rate: the learning rate after the warm-up, if there is one, and before the first milestone.
         milestones: steps at which the learning rate is multiplied by ``rate_factor``.
-        rate_factor: what the learning rate is multiplied by at each of the milestones.
-        warmup: steps over which the learning rate first grows linearly (Goyal et al. 2017).
-        weight_decay: of the optimizer.
-        precision: bf16 and fp16 are by autocast, the latter with scaled losses and on a GPU only.
-        sync_batchnorm: if several processes share the batches, take BatchNorm's statistics and the means that noises
-            turn about over all of them, not over a process's share: the number of processes then changes nothing but
-            the noise that is drawn. Alone it means nothing.
-        seed: of the initial weights, the order of the examples, and the noise.
+        rate_factor: the factor by which the learning rate is multiplied at each milestone.
+        warmup: number of steps at the start over which the learning rate grows linearly (Goyal et al. 2017).
+        weight_decay: weight decay of the optimizer.
+        precision: bf16 and fp16 use autocast; fp16 also scales the loss, and needs a GPU.
+        sync_batchnorm: if several processes share each batch, compute the batch statistics of BatchNorm and of centred
+            noises over the whole batch, not over each process's share. The number of processes then changes only
+            the noise that is drawn. No effect on a single process.
+        seed: seed of the initial weights, the order of the examples and the noise.
 
     >>> config = Config(recipe="table", row="none", learning_rate=0.1, milestones=(100,))
     >>> config.rate_at(99), config.replace(rate_factor=0.5).rate_at(100)
@@ -82,20 +82,20 @@ class Config:
     def _check_least(self, least: int, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if not value >= least:  # NaN is not either
+            if not value >= least:  # true for NaN, too
                 bound = f"be at least {least}" if least else "not be negative"
                 raise ValueError(f"{name} must {bound}, got {value!r}")
 
     def _make_tuples(self, *names: str) -> None:
-        """Fields that are lists if they come from JSON."""
+        """Convert fields to tuples: they are lists if the config was read from JSON."""
         for name in names:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def replace(self, **changes: Any) -> Self:
-        """The same config with some fields changed."""
+        """A copy of the config with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of an update, counted from 0."""
+        """The learning rate of update number ``step``, counted from 0."""
         rate = self.learning_rate * self.rate_factor ** sum(step >= milestone for milestone in self.milestones)
         return rate * min(1.0, (step + 1) / self.warmup) if self.warmup else rate

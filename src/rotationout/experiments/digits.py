@@ -2,13 +2,13 @@
 
     rotationout demo
 
-The data are scikit-learn's 1,797 bundled digits: 200 to train on, the rest to test. A network with two hidden layers
-can fit the 200 exactly, so what is compared is how it generalizes. Seed by seed the three share the split, the initial
-weights and the order of the examples; only the noise after each hidden layer differs. The strength is the layers'
-default, p = 0.5, and a few weaker ones are run beside it. The network after the last epoch is the one that counts.
+The data are the 1,797 digits bundled with scikit-learn: 200 to train on, the rest to test. A network with two hidden
+layers can fit the 200 exactly, so the comparison is about generalization. With the same seed, the three have the same
+split, initial weights and order of the examples; only the noise after each hidden layer differs. The strength is the
+layers' default, p = 0.5; a few weaker ones are run beside it. The network after the last epoch is the one tested.
 
-The setting is one of five that were tried with other seeds, at p = 0.5, in search of one that is quick, fits every
-training example and leaves room for Dropout to help; RotationOut was run in two of the five, not in the one kept.
+The setting is one of five that were tried with other seeds at p = 0.5, in search of one that is quick, fits every
+training example and leaves room for Dropout to help. RotationOut was run in two of the five, not in the one kept.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CURVE_POINTS = 20
 
 
 def build_model(noise: str, p: float) -> nn.Sequential:
-    """Two hidden layers of ReLUs, the noise after each."""
+    """A network with two hidden ReLU layers, each followed by the noise."""
     return nn.Sequential(
         nn.Linear(64, WIDTH),
         nn.ReLU(),
@@ -69,7 +69,7 @@ def train(data: tuple[Tensor, Tensor], noise: str, p: float, seed: int, epochs: 
     """Train one network. The seed decides the split, the initial weights, the order and the noise."""
     start = time.perf_counter()
     pixels, labels = data
-    # Split and order have a generator of their own: the noises draw from the global one, each as much as it needs.
+    # Split and order have a generator of their own: each noise draws a different amount from the global one.
     order = torch.Generator().manual_seed(seed)
     train_set, test_set = torch.randperm(len(labels), generator=order).tensor_split([TRAIN_EXAMPLES])
     with torch.random.fork_rng(devices=[]):
@@ -93,7 +93,7 @@ def train(data: tuple[Tensor, Tensor], noise: str, p: float, seed: int, epochs: 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, pixels: Tensor, labels: Tensor) -> float:
-    """The fraction of examples the model, without noise, labels right."""
+    """The fraction of examples that the model classifies correctly in eval mode, without noise."""
     model.eval()
     return int((model(pixels).argmax(1) == labels).sum()) / len(labels)
 
@@ -111,7 +111,7 @@ def plan(p: float, seeds: int) -> Iterator[tuple[str, float, int]]:
 
 
 def run(p: float = P, seeds: int = SEEDS, epochs: int = EPOCHS) -> Study:
-    """All runs, with a progress bar."""
+    """Train all networks of `plan`, with a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,7 @@
-"""Work that a run does again and again: on a GPU on a stream of its own, and captured in CUDA graphs."""
+"""CUDA graphs of a training run: repeated work is captured once and replayed, on a stream of the run's own.
+
+On a CPU the same classes just call the work.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +16,44 @@ import torch
 __all__ = ["Action", "ByLength", "Graphs"]
 
 TRIALS = 3
-"""Before an action is captured it is done so often, for libraries to choose their algorithms and to allocate."""
+"""An action is run so often before it is captured, for libraries to choose their algorithms and to allocate."""
 LONGEST = 1024
-"""Work that is longer than this is not captured: a graph is as large as the work is long."""
+"""`ByLength` captures no length above this: the size of a graph grows with the length."""
 
 
 class Action:
-    """Work that is done as it is or, once captured, replayed.
+    """A function without arguments that is called or, once captured, replayed.
 
-    It must take what it needs from, and leave what it finds in, tensors that stay where they are.
+    It must read its inputs from, and write its results to, tensors that keep their address.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._do = work
 
     def __call__(self) -> None:
-        """Do it."""
+        """Call the work, or replay its graph."""
         self._do()
 
     def capture(self, stream: torch.cuda.Stream) -> None:
-        """Replay it from now on."""
+        """Capture the work; calls replay the graph from now on."""
         self._do = _captured(self._do, stream)
 
 
 class ByLength:
-    """Work that is given a length: on a GPU it is replayed from a graph for each, on a CPU done as it is.
+    """Work whose tensors depend on a length: on a GPU each length has a graph of its own, on a CPU it is just called.
 
-    The first time a length comes the work is done as it is, which also makes libraries ready; the second time a graph
-    is captured, and replayed from then on. So nothing is done in vain, and nothing has to be put back. The graphs share
-    their memory: what one leaves there the next overwrites. It grows by what does not fit, and a graph's memory is
-    never given back; so with a length all longer ones that have come are captured too, the longest first. Otherwise as
-    for `Action`.
+    The first call with a length runs the work itself, which also warms libraries up. The second call captures a graph
+    and replays it, as all later ones do. So there are no trial runs whose effects must be undone. The graphs share one
+    memory pool, and each overwrites what the one before left there. The pool grows by what does not fit, and never
+    shrinks: therefore capturing a length also captures all longer ones seen so far, the longest first. As for `Action`,
+    the work reads from and writes to tensors that keep their address.
 
     Args:
-        work: what to do.
-        stream: that of the run, on which it is called; None on a CPU, or if nothing shall be captured.
-        pool: the memory to share with other graphs of this run, see `torch.cuda.graph_pool_handle`; by default its own.
-        patience: capture nothing in the first so many calls, so that most lengths have come by then.
+        work: the function, given the length.
+        stream: the stream of the run, on which it is called; None on a CPU, or to capture nothing.
+        pool: the memory pool to share with other graphs of this run, see `torch.cuda.graph_pool_handle`; by default a
+            new one.
+        patience: capture nothing in this many first calls: by then most lengths have been seen.
 
     >>> done = []
     >>> listen = ByLength(done.append, None)
@@ -65,7 +69,7 @@ class ByLength:
         self._replays: dict[int, Callable[[], None] | None] = {}
 
     def __call__(self, length: int) -> None:
-        """Do it for this length."""
+        """Do the work for this length, by its graph if there is one."""
         if self._stream is None or length > LONGEST:
             self._work(length)
             return
@@ -79,17 +83,17 @@ class ByLength:
             replay()
 
     def _capture_down_to(self, length: int, stream: torch.cuda.Stream) -> None:
-        """Capture this length and all longer ones that have come, unless they are."""
+        """Capture this length and all longer ones seen so far that have no graph yet."""
         for known in sorted(self._replays, reverse=True):
             if known >= length and self._replays[known] is None:
                 self._replays[known] = _captured(partial(self._work, known), stream, self._pool)
 
 
 def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = None) -> Callable[[], None]:
-    """What replays ``work``, which is looked at but not done."""
+    """A function that replays ``work``. Capturing records the work without doing it."""
     graph = torch.cuda.CUDAGraph()
-    # NCCL has a thread that looks after exchanges, and loaders one that pins memory; what these ask the driver must not
-    # end the capture.
+    # NCCL has a thread that watches collectives, and data loaders one that pins memory: their calls to the driver must
+    # not invalidate the capture.
     with _no_garbage(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         work()
     replay: Callable[[], None] = graph.replay
@@ -98,7 +102,7 @@ def _captured(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any = N
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Nothing is collected inside: graphs of runs that have ended hang in cycles, and to free one may end a capture."""
+    """Turn garbage collection off: it could free the graphs of a run that has ended, which may break a capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -109,10 +113,10 @@ def _no_garbage() -> Iterator[None]:
 
 
 class Graphs:
-    """The actions of one run.
+    """The stream, the memory pool and the actions of one run.
 
     Args:
-        device: where they happen. On a CPU all this changes nothing.
+        device: the device of the run. On a CPU nothing is captured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -123,17 +127,17 @@ class Graphs:
         self._actions: list[Action] = []
 
     def add(self, work: Callable[[], None]) -> Action:
-        """What does ``work`` when it is called."""
+        """An `Action` of ``work``, which `capture` will capture."""
         self._actions.append(Action(work))
         return self._actions[-1]
 
     def by_length(self, work: Callable[[int], None], *, captured: bool = True, patience: int = 0) -> ByLength:
-        """What does ``work`` for a length when it is called, see `ByLength`; the graphs of a run share their memory."""
+        """A `ByLength` of ``work``, which shares the memory pool of the run."""
         return ByLength(work, self._stream if captured else None, self._pool, patience=patience)
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work on the run's own stream, after what was begun outside."""
+        """Work on the run's own stream, after what was launched before on the current one."""
         if self._stream is None:
             yield
             return
@@ -142,12 +146,15 @@ class Graphs:
             yield
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all work on the stream is done."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def capture(self, around: Callable[[Action], AbstractContextManager[None]]) -> None:
-        """Capture every action, in the context that ``around`` gives for it. Trials come first, and change things."""
+        """Capture every action, within the context ``around(action)``.
+
+        Each is first run `TRIALS` times: the caller must undo what that changes.
+        """
         if self._stream is None:
             return
         for action in self._actions:

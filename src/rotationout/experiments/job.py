@@ -1,4 +1,4 @@
-"""A run at work: its checkpoint, its clock, and what its record will say of it."""
+"""One run of a sweep: restores its checkpoint, times it, saves it, and writes its record at the end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ __all__ = ["Job"]
 
 
 class Job:
-    """A run, from its start or its checkpoint to its record. Of the processes that share it the first reads and writes.
+    """A run from its start, or its checkpoint, to its record.
+
+    If several processes share the run, only the first of them reads and writes files.
 
     Args:
         config: what to run.
-        make: makes the run.
-        checkpoints: the folder where it is kept until it ends.
-        together: how many runs share the device.
-        tensorboard: the folder for TensorBoard's scalars, if there is to be one.
+        make: makes the run of a config.
+        checkpoints: the folder of its checkpoint, until it ends.
+        together: how many runs share the device, for the record.
+        tensorboard: the folder for TensorBoard's scalars, or None for none.
     """
 
     def __init__(
@@ -58,17 +60,17 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it has been at work, in all."""
+        """Seconds of work so far, those before it was resumed included."""
         return float(self.before + time.monotonic() - self.begun)
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will be, if it goes on as it did since it began or was resumed; None before the first step."""
+        """Estimated seconds to the end, at the speed since it was started or resumed; None before the first step."""
         done = self.run.step - self.first
         return (self.config.steps - self.run.step) * (time.monotonic() - self.begun) / done if done else None
 
     def _restore(self, state: dict[str, Any], history: dict[str, Any]) -> None:
-        """Go on from a checkpoint; one of this config that does not fit this code is an error that names it."""
+        """Continue from a checkpoint; if it does not fit this version of the code, an error names its file."""
         try:
             self.run.restore(state)
             self.history = {name: history[name] for name in self.history}
@@ -76,24 +78,24 @@ class Job:
             raise
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise ValueError(
-                f"{self.checkpoint} is damaged, or of another version, and does not fit the run "
+                f"{self.checkpoint} is damaged, or from another version of this package, and does not fit the run "
                 f"({' '.join(str(error).split()) or repr(error)}); move it away to start anew"
             ) from error
 
     def advance(self) -> None:
-        """One step, unless all are done: they may have been when it stopped, if its record could not be written."""
+        """Do one step. A run resumed because its record could not be written may have none left."""
         if self.run.finished:
             return
-        self.whole = False  # until the step is done: what one leaves behind that breaks off is no state to go on from
+        self.whole = False  # until the step is done: a step that breaks off leaves no state to continue from
         self.run.advance()
         self.whole = True
         if self.scalars is not None:
             self.scalars.write(self.run)
 
     def save(self) -> str:
-        """Write a checkpoint; if that cannot be, the last one stays, the run goes on, and what is returned says why."""
+        """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
         if not self.whole:
-            return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off, and the last checkpoint stays"
+            return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
         self.history["seconds"] = self.seconds
         state = self.run.state()
         if processes.rank():
@@ -105,9 +107,9 @@ class Job:
         return ""
 
     def finish(self, folder: Path) -> None:
-        """Write the record; the checkpoint is no longer needed. If it cannot be written the run is kept."""
-        self.save()  # facts take a while
-        state, facts = self.run.state(), self.run.facts  # first of all: they take all processes
+        """Write the record, and delete the checkpoint. If the record cannot be written, the checkpoint is."""
+        self.save()  # before the facts, which take a while
+        state, facts = self.run.state(), self.run.facts  # before the return below: both need all processes
         if processes.rank():
             return
         cuda = self.run.device.type == "cuda"
@@ -118,7 +120,7 @@ class Job:
             "train_loss": [round(value, 5) for value in self.run.losses],
             **facts,
             "seconds": round(self.seconds, 1),
-            "together": self.together,  # runs that shared the device, its time and its memory
+            "together": self.together,  # how many runs shared the device, its time and its memory
             "compiled": self.run.compiled,
             "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
             **self.here,
@@ -126,7 +128,7 @@ class Job:
         }
         path = results.record_path(folder, self.config)
         try:
-            results.refuse_if_recorded(path)  # before what is beside it is replaced
+            results.refuse_if_recorded(path)  # before the files beside it are replaced
             for ending, content in self.run.files.items():
                 results.write_beside(path, ending, content)
             results.write_record(path, self.config, measured)
@@ -136,6 +138,6 @@ class Job:
         self.checkpoint.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing more will come: write scalars that are still to be written."""
+        """Flush and close the TensorBoard scalars, if there are any."""
         if self.scalars is not None:
             self.scalars.close()

@@ -1,4 +1,4 @@
-"""The networks of the paper's CIFAR experiments, with a place for a noise before every convolution of chosen stages."""
+"""The networks of Table 1, ResNet and WideResNet for CIFAR, with noise before the convolutions of chosen stages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .narrow.layers import convolve, convolve_beside, convolve_normalised, norma
 __all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet", "use_torch_kernels_"]
 
 MakeNoise = Callable[[int], nn.Module]
-"""A noise for maps with so many channels."""
+"""Makes a noise for maps, given their number of channels."""
 PLACES = ("conv1", "bn1", "conv2")
-"""Where a block can have noise, each straight before the layer of that name. Before bn1 it is the paper's Dropout-a,
-before conv2 (and so two layers before bn2) its Dropout-b; its tables have noise before both convolutions."""
+"""Where a block of `ResNet` can have noise: directly before the layer of that name. Noise before bn1 is the paper's
+Dropout-a (section 3.2), noise before conv2, two layers before bn2, its Dropout-b. Table 1 has noise before both
+convolutions."""
 
 
 class _Block(nn.Module):
@@ -56,10 +57,10 @@ class _Block(nn.Module):
                 self.shortcut = _Padding(outputs - inputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() and passes(self.noise_a):  # a launch for each convolution, in eval mode
+        if not torch.is_grad_enabled() and passes(self.noise_a):  # in eval mode one launch per convolution and norm
             y = convolve_normalised(self.conv1, self.bn1, self.noise1(x), fused=self.fused)
             return convolve_normalised(self.conv2, self.bn2, self.noise2(y), self.shortcut(x), fused=self.fused)
-        behind = self.bn1 if passes(self.noise_a) else None  # of what a noise makes of y statistics of y say nothing
+        behind = self.bn1 if passes(self.noise_a) else None  # with noise, bn1 needs statistics of the disturbed maps
         y, x, sums = convolve_beside(self.conv1, self.noise1(x), x, self.fused, norm=behind)
         y = normalise(self.bn1, self.noise_a(y), sums=sums, fused=self.fused)
         residual = self.shortcut(x)
@@ -68,7 +69,7 @@ class _Block(nn.Module):
 
 
 class _Normalised(nn.Sequential):
-    """A convolution and its BatchNorm."""
+    """A convolution followed by BatchNorm, without a ReLU."""
 
     def __init__(self, convolution: nn.Conv2d, fused: bool) -> None:
         super().__init__(convolution, nn.BatchNorm2d(convolution.out_channels))
@@ -80,7 +81,7 @@ class _Normalised(nn.Sequential):
 
 
 class _Padding(nn.Module):
-    """Every other pixel, and channels of zeros: option A of He et al. 2016, which has no parameters."""
+    """Shortcut without parameters, option A of He et al. 2016: subsample the map, and append channels of zeros."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()
@@ -94,15 +95,16 @@ class ResNet(nn.Module):
     """ResNet for 32×32 images: three stages of 16, 32 and 64 channels (He et al. 2016, section 4.2).
 
     Args:
-        blocks: blocks of a stage; 3 make ResNet20, 18 ResNet110.
-        classes: outputs.
-        noise: what to put into every block, given the channels.
-        stages: in which stages, counted from 1.
-        places: where in a block, of `PLACES`.
-        authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the last
-            BatchNorm of each branch starts at blocks^(−½).
-        silent: it starts at 0, so that every block begins as its shortcut (Goyal et al. 2017).
-        fused: on a GPU, with the kernels of `rotationout.experiments.narrow`.
+        blocks: blocks per stage; 3 make ResNet20, 18 ResNet110.
+        classes: number of outputs.
+        noise: makes the noise of every place, given the channels there.
+        stages: the stages with noise, counted from 1.
+        places: the places in each block with noise, of `PLACES`.
+        authors: as in the authors' public code: 1×1 convolutions as shortcuts, no ReLU after the stem, and the weight
+            of the last BatchNorm of each branch starts at blocks^(−½).
+        silent: the weight of the last BatchNorm of each branch starts at 0, so that every block begins as its shortcut
+            (Goyal et al. 2017).
+        fused: on a GPU, use the kernels of `rotationout.experiments.narrow`.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if authors and silent:
-            raise ValueError("authors and silent say different things of the last BatchNorm of a branch: give one")
+            raise ValueError("authors and silent both set the last BatchNorm of every branch: give only one of them")
         for place in places:
             check_choice("places", place, PLACES)
         self.authors = authors
@@ -173,11 +175,11 @@ class WideResNet(nn.Module):
     """WideResNet for 32×32 images: three stages of 16·k, 32·k and 64·k channels.
 
     Args:
-        blocks: blocks of a stage; 4 make WRN28.
-        widen: k.
-        classes: outputs.
-        noise: what to put before both convolutions of every block, given the channels; never on the shortcut.
-        stages: in which stages, counted from 1.
+        blocks: blocks per stage; 4 make WRN28.
+        widen: the factor k.
+        classes: number of outputs.
+        noise: makes the noise before both convolutions of every block, given the channels; never on the shortcut.
+        stages: the stages with noise, counted from 1.
     """
 
     def __init__(
@@ -215,11 +217,11 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet110": lambda **options: ResNet(18, **options),
     "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
 }
-"""By the names recipes use. Tests take a small number of blocks from the classes."""
+"""The networks by the names that configs use. Tests build smaller ones from the classes."""
 
 
 def use_torch_kernels_(network: nn.Module) -> nn.Module:
-    """Do without the kernels of `rotationout.experiments.narrow`: outside of a CUDA graph they are slow to launch."""
+    """Make a network use torch's kernels instead of the narrow ones, which are slow to launch outside a CUDA graph."""
     for module in network.modules():
         if isinstance(module, (_Block, _Normalised)):
             module.fused = False

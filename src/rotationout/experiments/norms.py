@@ -1,4 +1,4 @@
-"""Other normalisations in the place of a network's BatchNorm layers, for the studies of small batches (appendix B)."""
+"""Replace a network's BatchNorm layers by other normalisations, for the studies of small batches (appendix B)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..nn.norm import convert_batchnorm
 __all__ = ["LABELS", "average_statistics", "normalized"]
 
 LABELS = {"batch": "BatchNorm", "poly": "PolyBatchNorm", "cross": "CrossNorm", "group": "GroupNorm"}
-"""What each normalisation is called where people read it, in the order of tables."""
+"""The name of each normalisation in tables, in their order."""
 GROUPS = 8
-"""Of GroupNorm: 2, 4 and 8 channels each in the three stages of a ResNet for small images."""
+"""Groups of GroupNorm: of 2, 4 and 8 channels each in the three stages of a ResNet for small images."""
 
 
 def normalized(network: nn.Module, norm: str, batch: int, ghost_batch: int = 0) -> nn.Module:
-    """The network with another normalisation, the parameters taken over: a seed gives all of them the same weights.
+    """Replace the BatchNorm layers of a network. Parameters stay: with one seed all norms have the same weights.
 
     Args:
-        network: with BatchNorm layers; changed in place.
-        norm: a key of `LABELS`. What each does in testing `rotationout.nn.norm` says; GroupNorm (Wu and He 2018) does
-            the same in training and in testing.
-        batch: examples of an update.
+        network: a network with BatchNorm layers; changed in place.
+        norm: a key of `LABELS`. `rotationout.nn.norm` says what each does in eval mode; GroupNorm (Wu and He 2018) does
+            the same in both modes.
+        batch: examples per update.
         ghost_batch: how many of them are normalised together; 0 for all.
 
     >>> normalized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), "cross", 128, 16)[1]  # doctest: +ELLIPSIS
@@ -46,7 +46,7 @@ def normalized(network: nn.Module, norm: str, batch: int, ghost_batch: int = 0) 
 def average_statistics(
     model: nn.Module, batches: Iterable[Tensor], forward: Callable[[nn.Module, Tensor], Tensor] | None = None
 ) -> None:
-    """Replace the running statistics by means over batches in training mode, each as much as the other.
+    """Replace the running statistics by plain means over batches, run in training mode; all have the same weight.
 
     >>> layer = nn.BatchNorm1d(1)
     >>> average_statistics(layer, [torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [7.0]])])

@@ -1,4 +1,4 @@
-"""Random numbers of its own for every run, though layers draw from torch's default generator."""
+"""A random number stream for every run, which replaces torch's default generator while the run is at work."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 __all__ = ["SEED_STRIDE", "Numbers"]
 
 SEED_STRIDE = 1_000_003
-"""From a process's seed to the next one's: more than anyone has seeds. It could not be 2³²: torch's generator on a CPU
-sees no more bits than that."""
+"""The distance between the seeds of two processes that share a run: larger than the seeds that people use, and not a
+multiple of 2³², as torch's CPU generator uses only the low 32 bits of a seed."""
 
 
 class Numbers:
-    """A stream of random numbers that takes the place of torch's default one while a run is at work.
+    """The random numbers of one run. They replace those of torch's default generator while the run is at work.
 
-    So runs that share a process do not disturb each other, and what a run draws depends on its seed alone. Processes
-    that share a run draw the same initial weights, and each its own noise: theirs starts at another seed.
+    So runs in one process do not affect each other, and what a run draws depends on its seed alone. Processes that
+    share a run draw the same initial weights, but different noise: its seed depends on the rank.
 
     Args:
-        seed: where it starts.
-        device: whose default generator is replaced.
-        rank: which of the processes that share a run this is.
+        seed: seed of the run.
+        device: the device whose default generator is replaced.
+        rank: the rank of this process among those that share the run.
     """
 
     def __init__(self, seed: int, device: torch.device, rank: int = 0) -> None:
@@ -35,7 +35,7 @@ class Numbers:
 
     @contextmanager
     def initial(self) -> Iterator[None]:
-        """Draw on the CPU, whatever the device: initial weights are the same everywhere."""
+        """Draw initial weights: on the CPU, whatever the device, so that they are the same everywhere."""
         with self._on_cpu():
             yield
         if self.rank:
@@ -53,25 +53,25 @@ class Numbers:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Draw on the device."""
+        """Draw noise: from the device's default generator, set to this run's stream."""
         if self._cuda is None:
             with self._on_cpu():
                 yield
             return
         default = torch.cuda.default_generators[self.device.index or 0]
         outer = default.graphsafe_get_state()
-        default.graphsafe_set_state(self._cuda.graphsafe_get_state())  # a CUDA graph keeps the one it was captured with
+        default.graphsafe_set_state(self._cuda.graphsafe_get_state())  # a CUDA graph keeps the one it captured
         try:
             yield
         finally:
             default.graphsafe_set_state(outer)
 
     def state(self) -> Tensor:
-        """Where the stream is."""
+        """The state of the generator."""
         return self._cpu if self._cuda is None else self._cuda.get_state()
 
     def restore(self, state: Tensor) -> None:
-        """Go on from a `state`; one of another kind of device does not fit, and the stream stays where it is."""
+        """Continue from a `state`. One from another type of device does not fit and is ignored."""
         if state.numel() != self.state().numel():
             return
         if self._cuda is None:

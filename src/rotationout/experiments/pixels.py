@@ -1,4 +1,4 @@
-"""Files of images to pixels: decoded to RGB, all of a split at once if they are to be held, and normalised."""
+"""From image files to network inputs: decode to RGB with Pillow, read a whole split in threads, and normalise."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
 __all__ = ["MEAN", "STD", "Normalize", "decode", "read_all", "to_tensor"]
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""Of ImageNet's training pixels as bytes, per channel, as torchvision has them."""
+"""Mean and standard deviation of ImageNet's training pixels per channel, on the scale of bytes, from torchvision."""
 MOST_THREADS = 16
-"""Pillow lets go of the interpreter while it decodes, but not between images: more threads would only wait for it."""
+"""Threads that decode images. Pillow releases the GIL only while it decodes: more threads would wait for it."""
 
 T = TypeVar("T")
 
 
 def decode(name: str, read: Callable[[], bytes]) -> tuple[Image, bool]:
-    """An image in RGB, and whether it had to be converted, as one in grey or CMYK. EXIF's rotation is not looked at.
+    """Decode an image to RGB; also, whether it had to be converted, from grey or CMYK for example.
+
+    EXIF's rotation is ignored. An image that cannot be used is a `rotationout.experiments.problems.UnusableError`.
 
     Args:
-        name: what it is called if it is `rotationout.experiments.problems.UnusableError`.
-        read: gives the bytes of its file.
+        name: the name of the image, for errors.
+        read: returns the bytes of its file.
     """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise ImportError(
-            "images are decoded by Pillow, of the extra vision: pip install 'rotationout[vision]'"
+            "images are decoded by Pillow, part of the extra 'vision': pip install 'rotationout[vision]'"
         ) from error
 
     try:
@@ -52,13 +54,13 @@ def decode(name: str, read: Callable[[], bytes]) -> tuple[Image, bool]:
         image = Image.open(io.BytesIO(content))
         return image.convert("RGB"), image.mode != "RGB"
     except UnidentifiedImageError as error:
-        raise UnusableError("no image", f"{name} is no image of a format that Pillow knows") from error
+        raise UnusableError("no image", f"{name} is not an image in a format that Pillow knows") from error
     except Exception as error:  # a damaged file can raise anything
         raise UnusableError("damaged image", f"{name} is damaged or cut off: {error}") from error
 
 
 def to_tensor(image: Image) -> Tensor:
-    """Its bytes, (3, height, width)."""
+    """The pixels of an RGB image, (3, height, width), uint8."""
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return flat.view(image.height, image.width, 3).permute(2, 0, 1)
 
@@ -66,13 +68,13 @@ def to_tensor(image: Image) -> Tensor:
 def read_all(
     split: str, names: Sequence[str], read: Callable[[int], T], out: TextIO | None = None
 ) -> tuple[list[T], dict[int, Problem]]:
-    """What ``read`` makes of all images of a split, in threads, and why it could not, by the places of the images.
+    """Call ``read`` for all images of a split, in threads; its results, and the problems by the index of the image.
 
     Args:
-        split: its name.
-        names: of its images.
-        read: makes something of an image, by its place; may raise `rotationout.experiments.problems.UnusableError`.
-        out: where to report what is left out, stderr if not given. More than a tenth is an error.
+        split: the name of the split.
+        names: the names of its images.
+        read: reads the image of an index; may raise `rotationout.experiments.problems.UnusableError`.
+        out: where to report images that are left out, stderr by default. If more than a tenth are, that is an error.
 
     >>> read_all("val", ["a", "b"], lambda place: 10 * place)
     ([0, 10], {})
@@ -93,15 +95,15 @@ def read_all(
 
 
 class Normalize:
-    """Makes what a network is given of bytes of images: about mean 0 and variance 1, in the layout that is fastest.
+    """Turns images in bytes into network inputs: about mean 0 and variance 1 per channel, in channels_last.
 
     Args:
-        device: where the images are.
+        device: the device of the images.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.mean, self.std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """(N, 3, H, W), bytes or numbers between 0 and 255."""
+        """Normalise (N, 3, H, W), bytes or floats between 0 and 255."""
         return ((pixels.float() - self.mean) / self.std).contiguous(memory_format=torch.channels_last)

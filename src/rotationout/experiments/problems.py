@@ -1,4 +1,4 @@
-"""What is wrong with single pieces of a data set: each is named, counted, and left out; too many are an error."""
+"""Bad examples of a data set: each is reported, counted in the record and left out; too many of them are an error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from . import processes
 __all__ = ["Problem", "UnusableError", "counts", "facts", "refuse_if_many", "report", "report_all"]
 
 MOST_BAD = 0.1
-"""If more of a split is bad than this, it is the data set that is wrong, or the path, and not a piece of it."""
+"""The largest share of a split that may be left out: if more is bad, the data set or its path is wrong."""
 NAMED = 50
-"""A record names so many of what was left out; all are counted."""
+"""A record names at most so many examples that were left out; it counts all."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An example that is left out, and why."""
+    """An example that is left out, and why: ``reason`` is what records count, ``message`` what people read."""
 
     split: str
     name: str
@@ -29,7 +29,7 @@ class Problem:
 
 
 class UnusableError(ValueError):
-    """Something that cannot be used; its message names it, ``reason`` is what records count it under.
+    """An example that cannot be used. The message names it; records count it under ``reason``.
 
     >>> UnusableError("empty file", "a.jpg is empty").problem("train", "a.jpg").reason
     'empty file'
@@ -40,12 +40,12 @@ class UnusableError(ValueError):
         self.reason = reason
 
     def problem(self, split: str, name: str) -> Problem:
-        """As what is wrong with a piece of a split."""
+        """The problem of the example ``name`` in ``split``."""
         return Problem(split, name, self.reason, str(self))
 
 
 def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str = "utterances") -> None:
-    """An error if more than a tenth of a split is bad, or all of it; ``splits`` has that of every one of ``things``."""
+    """An error if more than a tenth of a split is bad; ``splits`` has the split of every example, good or bad."""
     bad: dict[str, list[Problem]] = {}
     for problem in problems:
         bad.setdefault(problem.split, []).append(problem)
@@ -59,7 +59,7 @@ def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: s
 
 
 def counts(problems: Iterable[Problem]) -> dict[str, int]:
-    """How many there are of each kind.
+    """The number of problems for each reason.
 
     >>> counts([Problem("train", "a", "missing file", "a.wav is not there")])
     {'missing file': 1}
@@ -68,7 +68,7 @@ def counts(problems: Iterable[Problem]) -> dict[str, int]:
 
 
 def facts(problems: Sequence[Problem]) -> dict[str, Any]:
-    """What a record says of them.
+    """The fields of a record about problems.
 
     >>> facts([Problem("train", "a", "missing file", "a.wav is not there")])
     {'skipped': {'train': {'missing file': 1}}, 'skipped_names': ['train/a: missing file']}
@@ -81,7 +81,7 @@ def facts(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def report(problem: Problem, out: TextIO | None = None) -> None:
-    """Say what is left out and why, on stderr if ``out`` is not given.
+    """Print what is left out and why, by default on stderr.
 
     >>> report(Problem("train", "a.jpg", "missing image", "a.jpg is missing"), sys.stdout)
     train, a.jpg is missing; it is left out
@@ -90,7 +90,7 @@ def report(problem: Problem, out: TextIO | None = None) -> None:
 
 
 def report_all(problems: Iterable[Problem], out: TextIO | None = None) -> None:
-    """The same of data that every process reads whole: the first of them tells, as all find the same."""
+    """Report problems that all processes find, as each reads the whole data set: only the first one prints them."""
     if processes.rank() == 0:
         for problem in problems:
             report(problem, out)

@@ -1,13 +1,13 @@
 """Data-parallel training under torchrun: several processes, each on its own device, share every batch of one run.
 
-What is the same however many there are: initial weights, the order of the examples, their augmentation, and, as the
-gradients are averaged, the weights after every update. Noise is every process's own: its random numbers start at
-seed + `numbers.SEED_STRIDE` · rank. Statistics of a batch (BatchNorm's, and the means that noises turn about) are those
-of the whole batch if the config says ``sync_batchnorm``, as it does by default, else those of a process's share of it;
-running ones are averaged with the gradients, so that all processes have one network.
+The number of processes does not change the initial weights, the order of the examples or their augmentation. As
+gradients are averaged, all processes have the same weights after every update. Noise differs: the random numbers of a
+process start at seed + `numbers.SEED_STRIDE` · rank. With ``sync_batchnorm``, the default, batch statistics
+(BatchNorm's, and the means of centred noises) are those of the whole batch, else those of each process's share. Running
+statistics are averaged with the gradients, so that all processes have one network.
 
-Gradients go through one plain all-reduce, which a CUDA graph can hold; torch's DistributedDataParallel, whose buckets
-overlap the backward pass, wants the host's attention at every step.
+Gradients go through one plain all-reduce, which can be captured in a CUDA graph. Torch's DistributedDataParallel, whose
+buckets overlap the backward pass, needs the host at every step.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ T = TypeVar("T")
 
 @contextmanager
 def joined(name: str | None = None) -> Iterator[torch.device]:
-    """The device to work on; and while it is in use, if torchrun has started this process, the others can be reached.
+    """The device to work on, as a context. Under torchrun the process group exists inside it.
 
     Args:
-        name: of the device. If not given, a GPU if there is one (to each process on a machine its own), else the CPU.
+        name: the name of the device. By default a GPU if there is one (each process of a machine gets its own), else
+            the CPU.
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -69,41 +70,42 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
 
 
 def _check_device(device: torch.device) -> None:
-    """An error that tells if torch cannot work there."""
+    """A clear error if torch cannot compute on this device."""
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not 0 <= (device.index or 0) < count:  # torch takes cuda:128 and more for negative ones
+        if not 0 <= (device.index or 0) < count:  # torch reads cuda:128 and above as negative indices
             raise ValueError(f"device '{device}' was asked for, but torch finds {count or 'no'} GPU here")
         return
     try:
-        usable = torch.zeros(1, device=device).item() == 0  # on the meta device there is no number
-    except (RuntimeError, NotImplementedError, AssertionError):  # as every backend has it
+        usable = torch.zeros(1, device=device).item() == 0  # a meta tensor has no value
+    except (RuntimeError, NotImplementedError, AssertionError):  # backends differ in what they raise
         usable = False
     if not usable:
-        raise ValueError(f"device '{device}' was asked for, but torch cannot compute there; cpu and cuda are meant")
+        raise ValueError(f"device '{device}' was asked for, but torch cannot compute there; use cpu or cuda")
 
 
 def launched() -> bool:
-    """Whether torchrun has started this process, be it the only one."""
+    """Whether torchrun has started this process, even if it is the only one."""
     return dist.is_available() and dist.is_torchelastic_launched()
 
 
 def _together() -> bool:
+    """Whether there is a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def size() -> int:
-    """How many processes there are."""
+    """How many processes share the run; 1 without torchrun."""
     return dist.get_world_size() if _together() else 1
 
 
 def rank() -> int:
-    """Which of them this is. The first, 0, writes what is written."""
+    """The rank of this process. The first, 0, does all the writing."""
     return dist.get_rank() if _together() else 0
 
 
 def share(batch: int) -> slice:
-    """The part of a batch that is this process's.
+    """This process's part of a batch.
 
     >>> share(128)
     slice(0, 128, None)
@@ -115,7 +117,7 @@ def share(batch: int) -> slice:
 
 
 def average_(tensors: Sequence[Tensor]) -> None:
-    """Put the mean over all processes in the place of each tensor, in one exchange."""
+    """Replace each tensor by its mean over all processes, in place, in one all-reduce."""
     if not _together() or not tensors:
         return
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
@@ -127,13 +129,13 @@ def average_(tensors: Sequence[Tensor]) -> None:
 
 
 def sum_(tensor: Tensor) -> None:
-    """Put the sum over all processes in the place of a tensor."""
+    """Replace a tensor by its sum over all processes, in place."""
     if _together():
         dist.all_reduce(tensor)
 
 
 def any_of(*flags: bool) -> list[bool]:
-    """Whether each of these is so in any process."""
+    """For each flag, whether it is true in any process."""
     if not _together():
         return list(flags)
     raised = torch.tensor(flags, dtype=torch.int32)
@@ -142,7 +144,7 @@ def any_of(*flags: bool) -> list[bool]:
 
 
 def from_first(value: T) -> T:
-    """What the first process has, in all of them."""
+    """The value that the first process has, in every process."""
     if not _together():
         return value
     box: list[Any] = [value]
@@ -151,7 +153,7 @@ def from_first(value: T) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """What every process has, in their order."""
+    """The values of all processes, in the order of their ranks."""
     if not _together():
         return [value]
     box: list[Any] = [None] * size()
@@ -160,9 +162,9 @@ def gather(value: T) -> list[T]:
 
 
 def synchronized(network: nn.Module, device: torch.device) -> nn.Module:
-    """The network with statistics of batches taken over all processes: BatchNorm's, and the means of centred noises.
+    """Make a network take batch statistics over all processes: those of BatchNorm, and the means of centred noises.
 
-    Torch's SyncBatchNorm knows GPUs only; on a CPU the same is done in plain operations.
+    Torch's SyncBatchNorm needs a GPU; on a CPU `_GlobalBatchNorm` does the same in plain operations.
     """
     if size() == 1:
         return network
@@ -183,13 +185,13 @@ class _GlobalBatchNorm(_BatchNorm):
 
     @classmethod
     def like(cls, other: _BatchNorm) -> _GlobalBatchNorm:
-        """One with the parameters and buffers of another."""
+        """A layer with the parameters and buffers of ``other``, the same tensors."""
         new = cls(other.num_features, other.eps, other.momentum, other.affine, other.track_running_stats)
         new._parameters, new._buffers, new.training = other._parameters, other._buffers, other.training
         return new
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any shape with channels on the second axis will do."""
+        """Accept any shape with channels on the second axis."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -204,7 +206,7 @@ class _GlobalBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor | int) -> None:
-        """Bring the running statistics up to date, if there are any."""
+        """Update the running statistics, if there are any."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked += 1

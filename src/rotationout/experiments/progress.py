@@ -1,4 +1,4 @@
-"""How far runs are: bars on a terminal, elsewhere a line now and then that does not fill a log."""
+"""Progress of a sweep: bars on a terminal, elsewhere a line every half minute, which does not fill a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Bars", "Display", "Lines", "shown"]
 
 @contextmanager
 def shown(out: TextIO, *, silent: bool = False) -> Iterator[Display]:
-    """The display that fits: bars if ``out`` is a terminal and rich is there, else lines."""
+    """`Bars` if ``out`` is a terminal and rich is installed, else `Lines`; a mute display if ``silent``."""
     if silent:
         yield Display()
     elif out.isatty() and importlib.util.find_spec("rich"):
@@ -27,26 +27,26 @@ def shown(out: TextIO, *, silent: bool = False) -> Iterator[Display]:
 
 
 class Display:
-    """Shows nothing, as all processes but the first."""
+    """A display that shows nothing, for all processes but the first; the base of the others."""
 
     seconds = float("inf")
-    """How often it changes."""
+    """The time from one update to the next."""
 
     def __init__(self) -> None:
         self.begun = self._changed = time.monotonic()
 
     def message(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a message that stays."""
 
     def update(self, jobs: Sequence[Job], waiting: int) -> None:
-        """Show where runs are, if it is time to."""
+        """Show the progress of runs, if enough time has passed since the last update."""
         now = time.monotonic()
         if now - self._changed >= self.seconds:
             self._changed = now
             self.show(jobs, waiting)
 
     def show(self, jobs: Sequence[Job], waiting: int) -> None:
-        """Show where runs are."""
+        """Show the progress of active runs, and how many are waiting."""
 
 
 class Lines(Display):
@@ -59,11 +59,11 @@ class Lines(Display):
         self.out = out
 
     def message(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         print(text, file=self.out, flush=True)
 
     def show(self, jobs: Sequence[Job], waiting: int) -> None:
-        """Seconds since the start, then every run."""
+        """Print one line: seconds since the start, then every run."""
         parts = [f"{job.label}: {job.run.step}/{job.config.steps} {_state(job)}".rstrip() for job in jobs]
         if waiting:
             parts.append(f"{waiting} waiting")
@@ -98,11 +98,11 @@ class Bars(Display):
         self._progress.stop()
 
     def message(self, text: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         self._progress.console.print(text, markup=False)
 
     def show(self, jobs: Sequence[Job], waiting: int) -> None:
-        """Bars of the runs at work; those that ended have said what came out."""
+        """Update the bars of active runs, and remove those of runs that have ended."""
         for job in [job for job in self._bars if job not in jobs]:
             self._progress.remove_task(self._bars.pop(job))
         for job in jobs:

@@ -1,4 +1,7 @@
-"""What a run leaves behind: plain, JSON-able records, and the few statistics the report takes of them."""
+"""Records of the demo on digits (`digits`): one for each network, all in one JSON file; and statistics over seeds.
+
+Records of training runs, a file for each run, are in `results`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import torch
 __all__ = ["LABELS", "Record", "Study", "mean_sd", "readable", "surroundings"]
 
 LABELS = {"none": "No noise", "dropout": "Dropout", "rotationout": "RotationOut"}
-"""What each noise is called where people read it, in the order of the rows."""
+"""The name of each noise in tables, in the order of their rows."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Study:
     records: list[Record]
 
     def select(self, noise: str, p: float | None = None) -> list[Record]:
-        """The runs with this noise, by seed. Without noise there is no strength, so ``p`` is not looked at."""
+        """The runs with this noise and strength, ordered by seed; for ``"none"`` the strength is ignored."""
         rate = self.p if p is None else p
         found = [r for r in self.records if r.noise == noise and (noise == "none" or r.p == rate)]
         return sorted(found, key=lambda r: r.seed)
@@ -77,7 +80,7 @@ class Study:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What fails inside because a file, or a record in a folder, does not hold what it should: an error that names it.
+    """Turn errors from reading a file whose content is not as expected into a ValueError that names the file.
 
     >>> with readable(Path("study.json")):
     ...     {}["settings"]
@@ -91,7 +94,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def mean_sd(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation, NaN where there is one value.
+    """Mean and sample standard deviation; the latter is NaN for a single value.
 
     >>> mean_sd([1.0, 3.0])
     (2.0, 1.4142135623730951)
@@ -100,7 +103,7 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
 
 
 def surroundings() -> dict[str, str]:
-    """What a study's settings say of where it ran."""
+    """The versions and the machine, for the settings of a study."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
-"""What a training run leaves behind: a small JSON record under ``results/<recipe>/``, and a checkpoint until then.
+"""Files of training runs: a small JSON record under ``results/<recipe>/`` and, until the run ends, a checkpoint.
 
-Both are written beside their place and moved there, so that a kill or a full disk never leaves half a file.
+Every file is written under a temporary name and renamed, so that a kill or a full disk never leaves half a file.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 
 
 def record_path(folder: Path, config: Config) -> Path:
-    """Where the record of a run belongs."""
+    """The path of the record of a run: ``<folder>/<recipe>/<row>_seed<seed>.json``."""
     row = re.sub(r"[^a-z0-9.]+", "-", config.row.lower()).strip("-")
     return folder / config.recipe / f"{row}_seed{config.seed}.json"
 
 
 def check_folders(*folders: Path) -> None:
-    """Make those that are not there; an error if one cannot be made, or not be written to."""
+    """Create missing folders; an error if one cannot be created or is not writable."""
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -51,9 +51,9 @@ def check_folders(*folders: Path) -> None:
 
 
 def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
-    """Write the record of a run: what names it first, then all that was measured, and its config.
+    """Write the record of a run: first the fields that identify it, then all that was measured, then its config.
 
-    A record that is there already, by another process that was given the same folder, is left as it is: an error.
+    If another process has written a record there meanwhile, it is left as it is, and this is an error.
     """
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
     text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
@@ -61,18 +61,18 @@ def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
 
 
 def refuse_if_recorded(path: Path) -> None:
-    """An error if there is a record already, by another process that was given the same folder."""
+    """An error if another process has written this record meanwhile."""
     if path.exists():
         raise FileExistsError(_meanwhile(path))
 
 
 def write_beside(record: Path, ending: str, content: bytes) -> None:
-    """Write what a run leaves besides its record, under the record's name with another ending than ``.json``."""
+    """Write a further file of a run: beside its record, under the same name with ``ending`` instead of ``.json``."""
     _replace(record.with_suffix(ending), lambda temporary: temporary.write_bytes(content))
 
 
 def amend_record(path: Path, found: dict[str, Any]) -> None:
-    """Add to a record what was found out later, in front of its config."""
+    """Add fields that were measured later to a record, in front of its config."""
     record = json.loads(path.read_text(encoding="utf-8"))
     config = record.pop("config")
     text = json.dumps({**record, **found, "config": config}, indent=1) + "\n"
@@ -80,14 +80,14 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
-    """All records of a recipe, ordered by row and seed. Files that are hidden are not ours: some systems leave them."""
+    """All records of a recipe, ordered by row and seed. Hidden files, which some systems leave, are ignored."""
     paths = [path for path in (folder / recipe).glob("*.json") if not path.name.startswith(".")]
     records = [read_record(path) for path in paths]
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record; one that is none is an error that names the file."""
+    """Read a record; if the file is not one, an error names it."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -99,7 +99,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: dict[str, Any]) -> None:
-    """Write what a run needs to go on, and what is known of it so far: tensors and plain types."""
+    """Write a checkpoint: the ``state`` that a run continues from, and the ``history`` for its record."""
     content = {"config": asdict(config), "state": state, "history": history}
     _replace(path, lambda temporary: torch.save(content, temporary))
 
@@ -112,18 +112,20 @@ def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[st
         state, history = content["state"], content["history"]
     except Exception as error:
         raise ValueError(
-            f"{path} is not a checkpoint of a run, or is damaged, or of another version; delete it to start anew"
+            f"{path} is not a checkpoint of a run, or is damaged, or from another version of this package; delete it "
+            "to start anew"
         ) from error
     if kept != config:
         differing = [name for name, value in asdict(config).items() if asdict(kept)[name] != value]
         raise ValueError(
-            f"{path} is of a run with other settings ({', '.join(differing)}); delete it, or give another folder"
+            f"{path} is the checkpoint of a run with other settings ({', '.join(differing)}); delete it, or give "
+            "another folder"
         )
     return state, history
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What a record says of code and hardware."""
+    """The code version and the hardware, for a record."""
     processor = platform.processor() or platform.machine()
     return {
         "commit": os.environ.get("ROTATIONOUT_COMMIT") or _commit(),
@@ -134,7 +136,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the code that runs, marked if the code differs from it; empty where git does not know the code."""
+    """The git commit of this package, with ``-changed`` if files differ from it; empty outside a repository."""
     package = Path(__file__).parents[1]
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")
@@ -150,7 +152,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _replace(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Put what ``write`` writes in the place of a file, whole or not at all; if ``new``, only where there is none."""
+    """Let ``write`` write a file atomically: whole or not at all; if ``new``, an error where there is one already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -164,13 +166,13 @@ def _replace(path: Path, write: Callable[[Path], object], *, new: bool = False) 
 
 
 def _place_new(temporary: Path, path: Path) -> None:
-    """Give a file its name at once and whole, unless there is one of that name."""
+    """Rename a file to ``path`` atomically; an error if ``path`` exists."""
     try:
         try:
             os.link(temporary, path)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links: a kill between these two leaves an empty file
+        except OSError:  # a file system without hard links: a kill between these two calls leaves an empty file
             path.touch(exist_ok=False)
             os.replace(temporary, path)
     except FileExistsError as error:
@@ -179,15 +181,15 @@ def _place_new(temporary: Path, path: Path) -> None:
 
 def _meanwhile(path: Path) -> str:
     return (
-        f"{path} is there already, written by another process; it is left as it is, and this run is kept as a "
+        f"{path} exists already, written by another process; it is left as it is, and this run is kept as a "
         "checkpoint: delete one of them"
     )
 
 
 def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
-    """Those that have no record yet, each once.
+    """The configs that have no record yet, without duplicates.
 
-    A record of other settings in the place of one is an error, and so are two configs whose records have one place.
+    It is an error if a record with other settings is in the place of one, or if two configs would share one path.
     """
     places: dict[Path, Config] = {}
     for config in configs:
@@ -196,22 +198,22 @@ def missing(folder: Path, configs: Iterable[Config]) -> list[Config]:
         if other != config:
             differing = [name for name, value in asdict(config).items() if asdict(other).get(name) != value]
             raise ValueError(
-                f"the rows {other.row!r} and {config.row!r} would both be recorded in {path}, and differ in "
-                f"{', '.join(differing)}: give them other names"
+                f"the rows {other.row!r} and {config.row!r} would both be recorded in {path}, but differ in "
+                f"{', '.join(differing)}: rename one of them"
             )
     return [config for path, config in places.items() if not _recorded(path, config)]
 
 
 def _recorded(path: Path, config: Config) -> bool:
-    """Whether there is a record of a run; one of other settings in its place is an error."""
+    """Whether a run has a record; an error if the record there has other settings."""
     if not path.exists():
         return False
     try:
         kept = type(config)(**json.loads(path.read_text(encoding="utf-8"))["config"])
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is not the record of a run, or is damaged, or of another version ({error!r})"
+            f"{path} is not the record of a run, or is damaged, or from another version of this package ({error!r})"
         ) from error
     if kept != config:
-        raise ValueError(f"{path} is of a run with other settings; move it away, or give another folder")
+        raise ValueError(f"{path} is the record of a run with other settings; move it away, or give another folder")
     return True

@@ -1,8 +1,8 @@
-"""What every training run shares, whatever it learns: random numbers, updates, ends of epochs, stopping and going on.
+"""The training loop of all tasks: random numbers, precision, CUDA graphs, schedules, ends of epochs, checkpoints.
 
-A task subclasses `Run` and says what its network, batches, loss and tests are. Of a step only the launch happens on the
-host: on a GPU updates are captured in a CUDA graph, and the loss stays on the device until an epoch ends. So several
-runs can share a GPU, each on a stream of its own.
+A task subclasses `Run` and provides its network, batches, loss and tests. On a GPU an update is captured in a CUDA
+graph, and the loss stays on the device until an epoch ends: the host only launches. So several runs can share a GPU,
+each on a stream of its own.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .numbers import Numbers
 __all__ = ["Run"]
 
 MOST_GRAPHS = 1000
-"""Regions that differ, of all runs together, before torch.compile takes it for a mistake; it would at 8."""
+"""How many different regions torch.compile may compile, over all runs of a process; its own limit is 8."""
 
 
 class Run(abc.ABC):
-    """One training run, from its first step or from where a checkpoint left it.
+    """One training run, from its first step or from a checkpoint.
 
-    A subclass keeps its data before it calls ``super().__init__`` and gives the methods that are abstract here. What
-    they draw is the run's own: the default generator is its noise, ``shuffler`` decides about data.
+    A subclass stores its data before it calls ``super().__init__``, and implements the abstract methods. Within a run
+    torch's default generator draws the noise, and ``shuffler`` everything about data.
 
     Args:
         config: what to run.
-        device: where.
+        device: the device to train on.
 
     Attributes:
-        network: what learns.
-        optimizer: how.
-        rate: the learning rate, a number on the device: the optimizer takes it as it is.
+        network: the network that is trained.
+        optimizer: its optimizer.
+        rate: the learning rate, a scalar tensor on the device, which the optimizer reads.
         shuffler: a generator on the CPU that draws the order of the examples and the like, the same in all processes.
-        share: the part of every batch that is this process's.
-        step: updates done.
+        share: this process's part of every batch, a slice.
+        step: the number of updates done.
         losses: the mean loss of every epoch.
-        curves: what `test` gave at the end of every epoch, by name. Records have them under these names.
+        curves: the scores that `test` returned, by their names in the record.
 
     >>> class Slope(Run):  # fits y = 2·x
     ...     steps_per_epoch = 10
@@ -68,16 +68,14 @@ class Run(abc.ABC):
     """
 
     captured = True
-    """Whether actions are captured on a GPU. Tasks whose shapes change from batch to batch say no."""
+    """Whether actions are captured on a GPU; False for tasks whose shapes change from batch to batch."""
     compiled = False
     """Whether the network is compiled."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.config, self.device = config, device
         if config.precision == "fp16" and device.type != "cuda":
-            raise ValueError(
-                f"precision = 'fp16' needs a GPU; on {device.type!r} there are 'bf16' and 'fp32' (--precision)"
-            )
+            raise ValueError(f"precision = 'fp16' needs a GPU; on {device.type!r} use 'bf16' or 'fp32' (--precision)")
         self.share = processes.share(config.batch)
         self.numbers = Numbers(config.seed, device, processes.rank())
         with self.numbers.initial():
@@ -104,56 +102,62 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     def build_network(self) -> nn.Module:
-        """The network with its noise in place, on the CPU; weights are drawn from torch's default generator."""
+        """Build the network with its noise, on the CPU; torch's default generator draws the weights."""
 
     @abc.abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of ``network``. On a GPU it must be fused: such can be captured, and take scaled losses."""
+        """Build the optimizer of ``network``, fused if on a GPU: CUDA graphs and the GradScaler need that."""
 
     @property
     @abc.abstractmethod
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch."""
+        """The number of batches in an epoch."""
 
     @abc.abstractmethod
     def begin_epoch(self) -> None:
-        """Draw what an epoch will learn from, with ``shuffler``."""
+        """Draw the batches of an epoch, with ``shuffler``."""
 
     @abc.abstractmethod
     def take_batch(self, place: int) -> None:
-        """Put ``share`` of a batch where `batch_loss` finds it; if that is captured, always into the same tensors."""
+        """Put this process's ``share`` of batch number ``place`` where `batch_loss` reads it.
+
+        If that is captured, these must always be the same tensors.
+        """
 
     @abc.abstractmethod
     def batch_loss(self) -> Tensor:
-        """The mean loss of the batch, with the graph of its gradient. Called under autocast."""
+        """The mean loss of the batch, to be differentiated. Called under autocast."""
 
     @abc.abstractmethod
     def test(self) -> dict[str, float]:
-        """The scores of the network as it is, by name, the same in all processes."""
+        """Test the network; the scores by name, the same in all processes."""
 
     @property
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """What came out, by the names it has in the record."""
+        """The results of the run, by their names in the record."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What else a record should say, JSON-able: how many examples were skipped, say. All processes are asked."""
+        """Further fields of the record, JSON-able: how many examples were skipped, for example.
+
+        All processes must call this at the same time.
+        """
         return {}
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What else a run leaves beside its record: contents by the endings that replace the record's ``.json``."""
+        """Further files to write beside the record: their contents, by the ending that replaces ``.json``."""
         return {}
 
     @property
     def status(self) -> str:
-        """The last scores in a few characters, for progress."""
+        """The last scores in a few characters, for the progress display."""
         return " ".join(f"{name} {values[-1]:.4g}" for name, values in self.curves.items())
 
     @property
     def summary(self) -> str:
-        """What came out, in a line."""
+        """The results in a line."""
         return ", ".join(f"{name} {value:.4g}" for name, value in self.result.items())
 
     @property
@@ -162,7 +166,7 @@ class Run(abc.ABC):
         return self.step >= self.config.steps
 
     def advance(self) -> None:
-        """One step, and a test if it ends an epoch or the run."""
+        """Do one step, and a test if it ends an epoch or the run."""
         place = self.step % self.steps_per_epoch
         if place == 0:
             self.begin_epoch()
@@ -174,15 +178,15 @@ class Run(abc.ABC):
             self._set_rate(self.config.rate_at(self.step))
             self._update()
             self.step += 1
-            if self.schedule is not None and not self.finished:  # what is measured afterwards has the noise of training
+            if self.schedule is not None and not self.finished:  # studies after the last step need the last noise
                 self.schedule.step()
             if place + 1 == self.steps_per_epoch or self.finished:
                 self._end_epoch(place + 1)
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on, as tensors and plain types. Subclasses add what `begin_epoch` drew.
+        """All that a run needs to continue, as tensors and plain types. Subclasses add what `begin_epoch` drew.
 
-        All processes must ask for it at once; the first one's is that of the run.
+        All processes must call this at the same time; the checkpoint is what the first of them returns.
         """
         self._graphs.wait()
         loss = self.loss.clone()
@@ -201,7 +205,7 @@ class Run(abc.ABC):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`: on a CPU exactly as if the run had never stopped; after a GPU, with other noise."""
+        """Continue from a `state`: on a CPU exactly as if the run had never stopped; after a GPU, with other noise."""
         self.step, self.losses, self.curves = state["step"], state["losses"], state["curves"]
         self.network.load_state_dict(state["network"])
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -209,7 +213,7 @@ class Run(abc.ABC):
             parameter = parameters[place]
             mine = self.optimizer.state[parameter]
             for name, value in kept.items():
-                if isinstance(mine.get(name), Tensor):  # in place: a CUDA graph knows where it is
+                if isinstance(mine.get(name), Tensor):  # in place: a CUDA graph may hold its address
                     mine[name].copy_(value)
                 else:
                     mine[name] = value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value
@@ -224,43 +228,43 @@ class Run(abc.ABC):
             torch.cuda.synchronize(self.device)
 
     def action(self, work: Callable[[], None]) -> Action:
-        """What is done again and again: called like ``work``, but on a GPU it is captured before the first step."""
+        """An action to call like ``work``; on a GPU it is captured in a CUDA graph before the first step."""
         return self._graphs.add(work)
 
     def regions(self) -> Iterable[nn.Module]:
-        """What `compile` compiles, each by itself. Of modules that are alike in code and shapes one is compiled."""
+        """The modules that `compile` compiles one by one. Those with equal code and shapes share a compilation."""
         return [self.network]
 
     def compile(self) -> None:
-        """Compile the network before the first step; updates only, tests run as they are.
+        """Compile the network, before the first step; tests run it without compilation.
 
-        Not done unless asked for: it is meant for a run that has a GPU to itself, and compiling takes its time. What is
-        compiled is torch's own: kernels of `rotationout.experiments.narrow` are not used then.
+        This is for a run that has a GPU to itself, and not the default, as compiling takes a while. The kernels of
+        `rotationout.experiments.narrow` are not used in a compiled network.
         """
         for region in self.regions():
             region.compile(dynamic=False)
         self.compiled = True
 
     def autocast(self) -> torch.autocast:
-        """The precision of the config, as a context."""
+        """A context in which the network computes in the precision of the config."""
         dtype = torch.float16 if self.config.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.config.precision != "fp32")
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Where the network is used outside of steps: with the run's random numbers, on its stream, not compiled."""
+        """A context to use the network in outside of steps: the run's random numbers and stream, nothing compiled."""
         with self.numbers.used(), self._graphs.on_stream(), self._compiling(regions=False):
             yield
 
     @contextmanager
     def _compiling(self, *, regions: bool) -> Iterator[None]:
-        """Where regions are run: compiled, however many of them differ; or as they are."""
+        """A context that runs the regions compiled, however many of them differ, or not compiled."""
         if not self.compiled:
             yield
         elif regions:
             limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
-            # Noise that was inserted is in hooks. Unless they are looked at, blocks of a run without noise would be
-            # taken for those of the next one, and it would learn without noise.
+            # Inserted noise lives in hooks. Without guards on hooks, a run with noise would reuse the compiled blocks
+            # of an earlier run without noise, and train without noise.
             with torch._dynamo.config.patch({**limits, "skip_nnmodule_hook_guards": False}):
                 yield
         else:
@@ -273,7 +277,7 @@ class Run(abc.ABC):
         for name in ("ramp", "fade_out"):
             steps = getattr(config, name)
             if steps and config.p and not noises:
-                raise ValueError(f"{name} = {steps}: the strength of {config.noise!r} cannot be changed while it runs")
+                raise ValueError(f"{name} = {steps}: the strength of {config.noise!r} cannot be changed during a run")
         schedule = None
         if config.ramp and noises:
             schedule = Schedule.ramp(noises, steps=config.ramp)
@@ -315,7 +319,7 @@ class Run(abc.ABC):
             self.curves.setdefault(name, []).append(value)
 
     def _capture(self) -> None:
-        """Capture all actions. What their trials change is put back."""
+        """Capture all actions, then restore everything that their trial runs have changed."""
         network = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
         optimizer = {
             parameter: {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
@@ -343,7 +347,7 @@ class Run(abc.ABC):
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Momentum from zero: fused SGD leaves it uninitialised if its first step is skipped, as it may be in fp16."""
+    """Start momentum at zero: fused SGD leaves it uninitialised if the GradScaler skips the first step."""
     if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
             for parameter in group["params"] if group["momentum"] else []:

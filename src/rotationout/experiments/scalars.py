@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: its loss, scores, learning rate and strength of noise at the end of every epoch."""
+"""TensorBoard scalars of a run: its loss, scores, learning rate and strength of noise at the end of every epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Scalars:
     """Writes the scalars of one run.
 
     Args:
-        folder: where; TensorBoard names the run by it.
-        run: the run, from whose step on they are written: those of later steps, if it was resumed, are dropped.
+        folder: the folder to write to; TensorBoard names the run after it.
+        run: the run. If it was resumed, scalars of later steps than its own are dropped.
     """
 
     def __init__(self, folder: Path, run: Run) -> None:
@@ -28,7 +28,7 @@ class Scalars:
         self._epochs = len(run.losses)
 
     def write(self, run: Run) -> None:
-        """Write what is new, if a step has ended an epoch."""
+        """Write the scalars of an epoch, if the last step has ended one."""
         if len(run.losses) == self._epochs:
             return
         self._epochs = len(run.losses)
@@ -39,5 +39,5 @@ class Scalars:
             self._writer.add_scalar(name, value, run.step)
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Flush and close the file."""
         self._writer.close()

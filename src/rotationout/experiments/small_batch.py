@@ -2,18 +2,18 @@
 
     python -m rotationout.experiments.small_batch
 
-A network with three normalised hidden layers learns scikit-learn's digits from 1,024 of them and is tested on the other
-773. Two questions are kept apart. *Batches* of 4, 8, 16 and 128: all of training changes with them. *Ghost batches*:
-every step is taken on 128 examples, and only the normalisation sees 4, 8 or 16 at a time. CrossNorm does not take
-batches of 4, for its output would have infinite variance.
+A network with three normalised hidden layers is trained on 1,024 of scikit-learn's digits and tested on the other 773.
+Two settings are kept apart. *Batches* of 4, 8, 16 and 128: these change all of training. *Ghost batches*: every step
+is taken on 128 examples, and only the normalisation sees 4, 8 or 16 at a time. CrossNorm does not accept batches of 4,
+as its output would have infinite variance.
 
-The paper holds that inaccurate running statistics are not all that ails test mode. So each network is tested with the
-running statistics of training (momentum 0.1) and with statistics averaged over many batches of the same size, weights
-fixed. PolyBatchNorm trains as BatchNorm does, so its rows are the networks of BatchNorm in another test mode. Seed by
-seed all share the split, the initial weights and the order of the examples.
+The paper holds that inaccurate running statistics are not the only problem of eval mode. So each network is tested with
+the running statistics of training (momentum 0.1), and with statistics averaged over many batches of the same size at
+fixed weights. PolyBatchNorm trains as BatchNorm does: its rows are BatchNorm's networks in another test mode. With the
+same seed, all networks have the same split, initial weights and order of the examples.
 
-Two learning rates were tried with other seeds and all three normalisations: 1e-3, with which batches of 128 were not
-learned to the end in so few steps, and 4e-3, which was kept.
+Two learning rates were tried with other seeds and all three normalisations: 4e-3 was kept; with 1e-3, training with
+batches of 128 did not converge in so few steps.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .threads import one_thread
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
 
 LABELS = {name: norms.LABELS[name] for name in ("batch", "poly", "cross")}
-"""What each normalisation is called where people read it, in the order of the columns."""
+"""The name of each normalisation in tables, in the order of their columns."""
 
 STATISTICS = ("running", "averaged")
 SIZES = (4, 8, 16, 128)
-TRAIN_EXAMPLES = 1024  # a multiple of all of them
+TRAIN_EXAMPLES = 1024  # a multiple of all sizes
 WIDTH = 64
 DEPTH = 3
 LEARNING_RATE = 4e-3
@@ -59,9 +59,10 @@ FIRST_SEED = 1000  # the setting was chosen with seeds below 1000
 
 @dataclass(frozen=True)
 class Result:
-    """One network in one test mode: how it was normalised, and what it reached (accuracies are fractions).
+    """The scores of one network in one test mode; accuracies are fractions.
 
-    ``size`` is the number of examples that are normalised together, ``ghost`` whether the steps were on more of them.
+    ``size`` is the number of examples that are normalised together, ``ghost`` whether these are ghost batches, that is
+    parts of a larger batch. ``statistics`` is one of `STATISTICS`.
     """
 
     norm: str
@@ -82,7 +83,7 @@ class SmallBatchStudy:
     results: list[Result]
 
     def select(self, norm: str, size: int, ghost: bool, statistics: str = "running") -> list[Result]:
-        """The results of one row, by seed."""
+        """The results of one row, ordered by seed."""
         wanted = (norm, size, ghost, statistics)
         found = [r for r in self.results if (r.norm, r.size, r.ghost, r.statistics) == wanted]
         return sorted(found, key=lambda r: r.seed)
@@ -90,7 +91,7 @@ class SmallBatchStudy:
     def paired_difference(
         self, norm: str, size: int, ghost: bool, statistics: str = "running", measure: str = "test_accuracy"
     ) -> tuple[float, float]:
-        """Mean over seeds of what a normalisation has over BatchNorm, and its standard error (NaN for one seed)."""
+        """Mean over seeds of the difference from BatchNorm, and its standard error (NaN for one seed)."""
         ours, theirs = (self.select(name, size, ghost, statistics) for name in (norm, "batch"))
         mean, sd = mean_sd([getattr(a, measure) - getattr(b, measure) for a, b in zip(ours, theirs, strict=True)])
         return mean, sd / math.sqrt(len(ours))
@@ -110,7 +111,7 @@ class SmallBatchStudy:
         return rows
 
     def save(self, path: Path) -> None:
-        """Write the study as JSON, with its summary for whoever reads the file."""
+        """Write the study as JSON, with its summary for readers of the file."""
         content = {"settings": self.settings, "summary": self.summary(), "results": [asdict(r) for r in self.results]}
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -123,7 +124,7 @@ class SmallBatchStudy:
 
 
 def build_model(norm: str, ghost_batch: int | None) -> nn.Sequential:
-    """Hidden layers of ReLUs, normalised before each."""
+    """A network with hidden layers that are each linear, normalised, and a ReLU."""
     layers: list[nn.Module] = []
     width = 64
     for _ in range(DEPTH):
@@ -134,7 +135,7 @@ def build_model(norm: str, ghost_batch: int | None) -> nn.Sequential:
 
 
 def train(data: tuple[Tensor, Tensor], norm: str, size: int, ghost: bool, seed: int, epochs: int) -> list[Result]:
-    """Train one network, and test it in every mode. The seed decides the split, the initial weights and the order."""
+    """Train one network and test it in every mode. The seed decides the split, the initial weights and the order."""
     pixels, labels = data
     order = torch.Generator().manual_seed(seed)
     train_set, test_set = torch.randperm(len(labels), generator=order).tensor_split([TRAIN_EXAMPLES])
@@ -172,7 +173,7 @@ def train(data: tuple[Tensor, Tensor], norm: str, size: int, ghost: bool, seed: 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, pixels: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Accuracy and cross entropy in test mode."""
+    """Accuracy and cross-entropy in eval mode."""
     logits = model.eval()(pixels)
     return int((logits.argmax(1) == labels).sum()) / len(labels), F.cross_entropy(logits, labels).item()
 
@@ -188,7 +189,7 @@ def plan(seeds: int) -> Iterator[tuple[str, int, bool, int]]:
 
 
 def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
-    """All networks, with a progress bar."""
+    """Train and test all networks of `plan`, with a progress bar."""
     from rich.progress import track
 
     data = load_data()
@@ -210,7 +211,7 @@ def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, or exit code 2 and a message that says what would be right."""
+    """Parse the command line; a mistake ends the program with exit code 2 and a message."""
     parser = argparse.ArgumentParser(
         prog="python -m rotationout.experiments.small_batch",
         description="Compare BatchNorm, CrossNorm and PolyBatchNorm on handwritten digits at small batch sizes.",
@@ -230,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_and_show(options: argparse.Namespace) -> None:
-    import sklearn.datasets  # noqa: F401  # before the work, not after it
+    import sklearn.datasets  # noqa: F401  # if it is missing, fail before the work
     from rich.console import Console
 
     from ..report import small_batch as report

@@ -1,8 +1,8 @@
-"""Where the images of a run come from: batches of a fixed number of rows, always in the same tensors.
+"""Sources of images: batches with a fixed number of rows, always in the same tensors, so that CUDA graphs can use them.
 
-A *plan* is what an epoch will do, a row for every image: which one, and whatever says how it is cut. The run draws
-plans with its own generator, and keeps the one of this epoch in its checkpoints: so a run that is resumed goes on as it
-would have. A source turns the batches of a plan into images, from memory on the device (`Held`) or from a disk
+The *plan* of an epoch has a row for every image: its number, and columns that describe its crop. The run draws plans
+with its own generator, and keeps the current one in its checkpoints, so that a resumed run sees the same images. A
+source turns the batches of a plan into images, from memory on the device (`Held`) or from a disk
 (`rotationout.experiments.streamed`).
 """
 
@@ -18,20 +18,20 @@ from .problems import Problem
 __all__ = ["NOBODY", "Held", "Source"]
 
 NOBODY = -1
-"""The number, and the label, of no image: it fills up a batch."""
+"""The number, and the label, of a row that is no image: such rows fill up a batch."""
 
 
 class Source(abc.ABC):
-    """Images to learn from or to test on.
+    """The training images or the test images of a run, in batches.
 
     Args:
-        rows: images of a batch.
-        device: where batches are wanted.
+        rows: images per batch.
+        device: the device of the batches.
 
     Attributes:
-        split: the name of their split, if they have one.
-        problems: images that could not be used, found on the way.
-        converted: names of images that were not in RGB, likewise.
+        split: the name of the split, if it has one.
+        problems: images that turned out to be unusable when they were read.
+        converted: names of images that turned out not to be in RGB.
     """
 
     split = ""
@@ -43,37 +43,40 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many images there are."""
+        """The number of images."""
 
     @abc.abstractmethod
     def draw(self, generator: torch.Generator) -> Tensor:
-        """The plan of an epoch to learn from: all images in a random order, cut at random, (images, columns)."""
+        """Draw the plan of a training epoch: all images in random order with random crops, (images, columns)."""
 
     @abc.abstractmethod
     def still(self) -> Tensor:
-        """The plan of a test: all images in their order, each cut as it always is, (images, columns)."""
+        """The plan of a test: all images in their order, with fixed crops, (images, columns)."""
 
     @abc.abstractmethod
     def begin(self, batches: Tensor) -> None:
-        """Make ready for these batches of a plan, (batches, rows, columns), on the CPU. `NOBODY` is no image."""
+        """Prepare for these batches of a plan, (batches, rows, columns), on the CPU. Rows may be `NOBODY`."""
 
     @abc.abstractmethod
     def take(self, place: int) -> None:
-        """Make a batch the present one, by its number. They come in order, from any of them on, some perhaps twice."""
+        """Make batch number ``place`` the current one.
+
+        Numbers increase by one from any first one; the same one may come twice in a row.
+        """
 
     @abc.abstractmethod
     def batch(self) -> tuple[Tensor, ...]:
-        """The present batch: images as the network is given them, and what is to be learnt. On a GPU it is captured."""
+        """The current batch: the network's input, and the targets. On a GPU this is captured in a CUDA graph."""
 
 
 class Held(Source):
-    """Images that are on the device: of a batch nothing has to come but the rows of the plan.
+    """A source whose images are all on the device. For a batch only its rows of the plan have to be copied.
 
     Args:
-        rows: images of a batch.
-        columns: those of a plan.
-        device: where the images are.
-        dtype: of a plan.
+        rows: images per batch.
+        columns: columns of a plan.
+        device: the device of the images.
+        dtype: the dtype of a plan.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype = torch.int64) -> None:
@@ -82,14 +85,14 @@ class Held(Source):
         self._batches = self.chosen.unsqueeze(0)
 
     def begin(self, batches: Tensor) -> None:
-        """All batches go to the device at once."""
+        """Copy all batches of the plan to the device."""
         self._batches = batches.to(self.device)
 
     def take(self, place: int) -> None:
-        """Which images are next; they are on the device already."""
+        """Copy the rows of a batch to ``chosen``; the images are on the device already."""
         self.chosen.copy_(self._batches[place])
 
     def labels_of(self, labels: Tensor) -> Tensor:
-        """The labels of the present batch, out of those of all images."""
+        """The labels of the current batch, given those of all images."""
         numbers = self.chosen[:, 0]
         return labels[numbers].masked_fill(numbers == NOBODY, NOBODY)

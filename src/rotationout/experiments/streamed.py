@@ -1,8 +1,8 @@
-"""Images that are too many to be held: read by other processes, a few batches ahead, and sent to the device.
+"""Images that do not fit on the device: worker processes read them a few batches ahead, see `sources` for the plan.
 
-What becomes of an image is in the rows of the plan alone: so it does not matter which process reads it, how many there
-are, or whether the run was stopped in between. An image that turns out to be bad is noted when it is its turn, and
-leaves its place in the batch to nobody.
+The row of the plan alone decides how an image is cropped. So it does not matter which worker reads it, how many there
+are, or whether the run was resumed. An image that turns out to be bad is reported when it is read, and its row of the
+batch becomes `NOBODY`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ MOST_WORKERS = 16
 
 Tensors = tuple[Tensor, ...]
 Made = tuple[Tensors, list[Problem], list[str]]
-"""A batch, the images that could not be used, and the names of those that were not in RGB."""
+"""What a worker returns: a batch, the images that could not be used, and the names of those that were not in RGB."""
 
 
 def workers() -> int:
-    """Processes that read images, for each process that learns."""
+    """The number of worker processes that read images, for each training process."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // here))
 
 
 class Reader(abc.ABC):
-    """What the processes that read images know; it is sent to them.
+    """Reads single images in the worker processes. It is pickled and sent to them.
 
     Attributes:
         split: the name of the split.
-        names: of its images.
-        nobody: what stands for no image in a batch, a tensor for each part of one.
+        names: the names of its images.
+        nobody: what fills up a batch where there is no image: a tensor for each part, as `read` returns them.
     """
 
     split: str
@@ -52,22 +52,22 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def read(self, row: Sequence[Any]) -> tuple[Tensors, bool]:
-        """What a row of a plan says, as ``nobody``, and whether the image was not in RGB.
+        """Read the image of a row of a plan: its tensors, and whether it was not in RGB.
 
         An image that cannot be used raises `rotationout.experiments.problems.UnusableError`.
         """
 
 
 class Streamed(Source):
-    """Batches that are read ahead.
+    """A source whose batches are read ahead by worker processes.
 
     Args:
-        reader: how.
-        rows: images of a batch.
-        device: where batches go.
+        reader: reads single images.
+        rows: images per batch.
+        device: the device of the batches.
 
     Attributes:
-        tensors: the present batch: for each part of ``reader.nobody`` as many of it as there are rows.
+        tensors: the current batch: for each part of ``reader.nobody`` a tensor with ``rows`` of it.
     """
 
     def __init__(self, reader: Reader, rows: int, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class Streamed(Source):
             collate_fn=_as_it_is,
             pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_interrupts,
-            generator=torch.Generator(),  # it wants a seed for its workers, which must not come from the run's noise
+            generator=torch.Generator(),  # the seed of its workers must not come from the run's noise
             **others,
         )
         self._batches = torch.empty(0)
@@ -96,12 +96,12 @@ class Streamed(Source):
         return len(self.reader.names)
 
     def begin(self, batches: Tensor) -> None:
-        """Reading begins when the first batch is taken."""
+        """Set the batches to read; reading begins when the first of them is taken."""
         self._batches, self._arriving, self._taken = batches, None, -1
 
     def take(self, place: int) -> None:
-        """Send a batch to the device; the ones after it are being read meanwhile."""
-        if place == self._taken:  # it is there already
+        """Copy a batch to the device, while the workers read the next ones."""
+        if place == self._taken:  # it is the current batch already
             return
         if self._arriving is None:
             self._asked.batches = self._batches[place:]
@@ -114,7 +114,7 @@ class Streamed(Source):
             mine.copy_(new, non_blocking=True)
 
     def _note(self, problems: Sequence[Problem]) -> None:
-        """Report what is met for the first time."""
+        """Report problems that have not been reported before."""
         known = {problem.name for problem in self.problems}
         for problem in problems:
             if problem.name not in known:
@@ -124,7 +124,7 @@ class Streamed(Source):
 
 
 class _Asked:
-    """The batches that a loader is asked for: rows of a plan."""
+    """The sampler of the loader: yields the batches of a plan."""
 
     batches = torch.empty(0)
 
@@ -133,7 +133,7 @@ class _Asked:
 
 
 class _Batches(Dataset[Made]):
-    """What the other processes do."""
+    """The data set of the loader: reads whole batches, in the worker processes."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -160,13 +160,13 @@ def _as_it_is(made: Any) -> Any:
 
 
 def _context() -> BaseContext:
-    """Processes that are no copies of this one, which has threads: of the GPU, of NCCL, of the progress shown."""
+    """Start workers by forkserver: a fork of this process, which has threads (CUDA, NCCL, progress), could deadlock."""
     context = multiprocessing.get_context("forkserver")
-    # What takes its time to import is imported once for all of them.
+    # Slow imports happen once, in the fork server, for all workers.
     context.set_forkserver_preload(["__main__", __name__, "torchvision.transforms.v2.functional"])
     return context
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches these processes too, but the run wants to end its step, and tells them when it is over."""
+    """Ignore Ctrl-C, which reaches workers too: the run finishes its step, and then stops them itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

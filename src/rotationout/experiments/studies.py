@@ -1,6 +1,6 @@
-"""What is measured of a trained network for its record: the variance shift, co-adaptation by layer, and test modes.
+"""Studies of trained CIFAR-100 networks, for their records: variance shift, co-adaptation by layer, test modes.
 
-A study takes a finished run and gives numbers that JSON knows. The network of the run is not changed.
+A study is a function of a finished run that returns JSON-able numbers. It does not change the network of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["STUDIES", "TrainingImages"]
 
 BATCHES = 20
-"""Of training images. Few, because other runs on the device wait meanwhile."""
+"""Batches of training images per study. Few, because other runs on the device wait meanwhile."""
 TEST_BATCH = 1000
 _BASIC = {"conv1": "bn1", "bn1": "bn1", "conv2": "bn2"}
 NORM_BEHIND: dict[str, dict[str, str]] = {
@@ -33,11 +33,12 @@ NORM_BEHIND: dict[str, dict[str, str]] = {
     "resnet110": _BASIC,
     "wrn28_10": {"conv1": "bn2"},
 }
-"""By network the BatchNorm layer of the same block that noise at a place reaches first, over no sum."""
+"""For each network and place of noise: the BatchNorm layer of the same block that the noise reaches first, without a
+sum in between."""
 
 
 class TrainingImages:
-    """Batches as training has them, cropped and mirrored; the same ones whenever one goes through them."""
+    """Batches of training images, cropped and mirrored as in training; every iteration gives the same ones."""
 
     def __init__(self, run: Classification, batches: int) -> None:
         self.run, self.batches = run, min(batches, len(run.train) // run.config.batch)
@@ -56,14 +57,15 @@ class TrainingImages:
 
 
 def _variance_shift(run: Classification) -> dict[str, Any]:
-    """Section 3.2 on the BatchNorm layers behind a noise: r and test accuracy, as trained and after each repair.
+    """Section 3.2 on the BatchNorm layers that noise reaches: r and test accuracy, as trained and after each repair.
 
-    r compares the variances of training and testing mode, ``stored_r`` that by which the layer divides with that of
-    testing mode: a repair changes the latter, and the former by what layers before it now pass on. Mean and maximum are
-    over channels.
+    r is the ratio, at least 1, of the input's variances in training mode and in eval mode; ``stored_r`` has the running
+    variance instead of that of training mode. A repair changes ``stored_r``, and r only through the repaired layers
+    before it. Mean and maximum are over channels.
 
-    The paper's own repair divides the running variance by 1/p_keep, wherever the noise is; `correct_batchnorm_` does
-    so where that is right, and `recalibrate_batchnorm_` takes the statistics again without noise.
+    The paper's own repair (``divided``) divides the running variance by 1/p_keep, wherever the noise is.
+    `correct_batchnorm_` does so only where that is right; `recalibrate_batchnorm_` measures the statistics without
+    noise.
     """
     images = TrainingImages(run, BATCHES)
     options: dict[str, Any] = {"forward": _forward(run), "show_progress": False}
@@ -87,7 +89,7 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
         try:
             repair(network)
         except ValueError as error:
-            states[name] = {"refused": str(error).partition("\n")[0]}  # what follows are the layers, one by one
+            states[name] = {"refused": str(error).partition("\n")[0]}  # the other lines list the layers
             continue
         shift = variance_shift(network, images, layers=behind, **options)
         states[name] = {"top1": 100 * _accuracy(run, network)}
@@ -99,7 +101,7 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
 
 
 def _coadaptation(run: Classification) -> dict[str, Any]:
-    """co(x) of section 3.1 for the output of every block of the stages that can have noise, without noise."""
+    """co(x) of section 3.1 for the output of every block of the stages with noise, in eval mode."""
     layers = _blocks(run)
     table = coadaptation_of(
         _copied(run), TrainingImages(run, BATCHES), layers, dim=1, forward=_forward(run), show_progress=False
@@ -108,11 +110,12 @@ def _coadaptation(run: Classification) -> dict[str, Any]:
 
 
 def _test_modes(run: Classification) -> dict[str, Any]:
-    """Appendix B: test accuracy with the running statistics of training, and with those averaged over many batches.
+    """Appendix B: test accuracy with the running statistics of training, and with statistics averaged over batches.
 
-    A network that was trained with BatchNorm is tested as PolyBatchNorm too, which differs in testing alone: with
-    f_poly of the examples that were normalised together, and of the independent values that they are found to hold,
-    layer by layer (see ``batch_size`` of `rotationout.nn.PolyBatchNorm2d`).
+    A network trained with BatchNorm is also tested as PolyBatchNorm, which differs in eval mode only. Its f_poly is
+    taken for two batch sizes: the number of examples that were normalised together (``poly``), and the measured number
+    of independent values in them, layer by layer (``poly_measured``, see ``batch_size`` of
+    `rotationout.nn.PolyBatchNorm2d`).
     """
     config, images = run.config, TrainingImages(run, BATCHES)
     size = config.ghost_batch or config.batch
@@ -141,11 +144,11 @@ STUDIES: dict[str, Callable[[Classification], dict[str, Any]]] = {
     "coadaptation": _coadaptation,
     "test_modes": _test_modes,
 }
-"""By the names that configs and records use."""
+"""The studies by the names that configs and records use."""
 
 
 def _copied(run: Classification) -> nn.Module:
-    """The network, for a study to change. Nothing is captured here, and so torch's kernels are used."""
+    """A copy of the network that a study may change. It uses torch's kernels, as nothing is captured here."""
     return use_torch_kernels_(copy.deepcopy(run.network))
 
 
@@ -164,12 +167,15 @@ def _behind_noise(run: Classification) -> list[str]:
 
 @torch.no_grad()
 def _measured(run: Classification, network: nn.Module, images: Tensor, size: int) -> nn.Module:
-    """Tell PolyBatchNorm layers how many independent values they normalise: the median over channels."""
+    """Set ``batch_size`` of every PolyBatchNorm layer to the measured number of independent values per channel.
+
+    The median over channels is used.
+    """
 
     def measure(layer: PolyBatchNorm2d) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             positions = args[0][0, 0].numel()
-            each = effective_batch_size(args[0], size).nan_to_num(nan=size)  # of a channel that is constant
+            each = effective_batch_size(args[0], size).nan_to_num(nan=size)  # NaN: a constant channel
             layer.batch_size = float(each.clamp(size, size * positions).median())
 
         return hook

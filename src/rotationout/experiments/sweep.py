@@ -1,4 +1,4 @@
-"""Training runs, side by side on one device or each shared by several processes, until all have a record."""
+"""Run many configs until each has a record: side by side on one device, or each shared by the processes of torchrun."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .run import Run
 __all__ = ["sweep"]
 
 CHECKPOINT_SECONDS = 45.0
-"""A kill loses less than a minute."""
+"""Time from checkpoint to checkpoint: a kill loses less than a minute."""
 ROUNDS_TO_AGREE = 10
-"""Processes that share runs ask each other whether to stop or to save after so many steps, not after every one."""
+"""Processes that share runs agree on whether to stop or save once in so many steps, not at every step."""
 
 
 def sweep(
@@ -39,21 +39,21 @@ def sweep(
     tensorboard: Path | None = None,
     out: TextIO | None = None,
 ) -> list[Config]:
-    """Run every config that has no record yet, ``together`` at a time, and return those left when time is up.
+    """Run every config that has no record yet, ``together`` at a time; return those left over when time is up.
 
-    An interrupt waits for the end of a step, and checkpoints are written. A run whose loss is not a number is given up;
-    that is an error, once the others are done.
+    After an interrupt the current step is finished and checkpoints are written. A run whose loss is NaN or infinite is
+    given up; this is an error once the others are done.
 
     Args:
         configs: what to run.
         make: makes the run of a config, see `rotationout.experiments.tasks.maker`.
-        folder: where records go.
-        checkpoints: where runs are kept until they end.
-        together: how many runs share the device.
-        siblings: how many processes do so with as many runs each, see `rotationout.experiments.workers`: records tell.
-        limit_seconds: stop, with checkpoints, after so long.
-        tensorboard: where scalars for TensorBoard go, if there are to be any.
-        out: where progress is shown, stderr if not given.
+        folder: the folder of the records.
+        checkpoints: the folder of the checkpoints of unfinished runs.
+        together: how many runs this process does at the same time on the device.
+        siblings: how many processes do so on the same device, see `rotationout.experiments.workers`; for the records.
+        limit_seconds: stop, with checkpoints, after this time.
+        tensorboard: the folder of TensorBoard scalars, or None for none.
+        out: where to show progress, stderr by default.
     """
     if together < 1:
         raise ValueError(f"together must be at least 1, got {together!r}")
@@ -63,7 +63,7 @@ def sweep(
     active: list[Job] = []
     failed: list[str] = []
     with (
-        # cuDNN tries its algorithms: its own choice is slower for networks of few channels.
+        # Let cuDNN time its algorithms: its default choice is slower for networks with few channels.
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
         _interrupts_wait() as interrupts,
         progress.shown(sys.stderr if out is None else out, silent=processes.rank() > 0) as display,
@@ -85,7 +85,7 @@ def sweep(
                         active.remove(job)
                         job.close()
                         ended = True
-                if ended:  # graphs and their memory hang in cycles
+                if ended:  # CUDA graphs are in reference cycles: free their memory
                     del job
                     gc.collect()
                 display.update(active, len(waiting))
@@ -95,7 +95,7 @@ def sweep(
         finally:
             for job in active:
                 job.close()
-            if clock.stops or processes.size() == 1:  # it takes all processes to save, and they may be anywhere
+            if clock.stops or processes.size() == 1:  # saving needs all processes at the same step
                 kept = _save(active, display)
                 if kept:
                     display.message(f"{kept} unfinished runs are kept in {checkpoints}")
@@ -107,7 +107,7 @@ def sweep(
 
 
 def _goes_on(job: Job, folder: Path, failed: list[str], display: progress.Display) -> bool:
-    """One step; false if the run ended. Then its record is written, or it is told in ``failed`` why there is none."""
+    """Do one step; whether the run goes on. If it ended, its record is written, or ``failed`` gets the reason."""
     try:
         job.advance()
     except FloatingPointError as error:
@@ -121,7 +121,7 @@ def _goes_on(job: Job, folder: Path, failed: list[str], display: progress.Displa
 
 
 def _missing(folder: Path, checkpoints: Path, configs: Sequence[Config]) -> list[Config]:
-    """Those that have no record yet. That theirs and their checkpoints can be written is seen before the work."""
+    """The configs that have no record yet; also, check that records and checkpoints can be written."""
     found = results.missing(folder, configs)
     results.check_folders(*{results.record_path(place, c).parent for place in (folder, checkpoints) for c in found})
     return found
@@ -133,7 +133,7 @@ def _recorded_meanwhile(folder: Path, config: Config) -> bool:
 
 
 def _save(jobs: Sequence[Job], display: progress.Display) -> int:
-    """Write checkpoints; of how many runs there is one."""
+    """Write checkpoints; return how many runs have one."""
     for trouble in [job.save() for job in jobs]:
         if trouble:
             display.message(trouble)
@@ -141,7 +141,7 @@ def _save(jobs: Sequence[Job], display: progress.Display) -> int:
 
 
 class _Clock:
-    """When to save and when to stop. Processes that share runs decide together, every few ticks."""
+    """Decides when to save and when to stop. Processes that share runs decide together, every few ticks."""
 
     def __init__(self, limit_seconds: float, interrupts: Sequence[int]) -> None:
         self.limit_seconds, self.interrupts = limit_seconds, interrupts
@@ -154,7 +154,7 @@ class _Clock:
         return self.late or self.interrupted
 
     def tick(self) -> None:
-        """Between steps: look at the time, and for interrupts."""
+        """Check the time and interrupts; called between steps."""
         self.ticks += 1
         self.saves = False
         if processes.size() > 1 and self.ticks % ROUNDS_TO_AGREE:
@@ -169,13 +169,13 @@ class _Clock:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[list[int]]:
-    """Hold back Ctrl-C and a polite kill, and list them: runs are stopped between steps, not inside one.
+    """Collect SIGINT (Ctrl-C) and SIGTERM in a list, so that runs stop between steps and not inside one.
 
-    A second one is not held back, unless several processes share the runs: torchrun sends what the terminal has sent
-    already, and kills those that do not stop.
+    A second signal interrupts at once, unless several processes share the runs: torchrun sends a second one for each
+    that the terminal sends, and itself kills processes that do not stop.
     """
     pending: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+    if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
         yield pending
         return
 

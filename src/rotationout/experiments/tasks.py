@@ -1,4 +1,4 @@
-"""What can be trained: for every class of configs, how its data are read and its runs are made."""
+"""The list of tasks: for every class of configs, how to load its data, make its runs and show its records."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = ["TASKS", "Task", "maker"]
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of runs.
+    """A task that can be trained.
 
     Args:
-        title: what it is called where people read it.
-        data: what the path to its data must be.
-        load: reads them: a config, that path, a device.
-        run: makes a run: a config, what ``load`` gave, a device.
-        table: what the records of a recipe say, as cells.
+        title: its name in help and reports.
+        data: what the path to its data must point to, for help.
+        load: reads the data, given a config, that path and a device.
+        run: makes a run, given a config, the data from ``load`` and a device.
+        table: makes a table of the records of a recipe.
         data_fields: fields of the config that ``load`` depends on; runs that agree in them share their data.
-        prose: what the cells of the table are, in paragraphs.
-        verdict: what came out, in words.
-        notes: what else records say, in Markdown.
+        prose: paragraphs that explain the table, given the records.
+        verdict: the findings in words, given the records.
+        notes: further findings in Markdown, given the records.
     """
 
     title: str
@@ -52,9 +52,9 @@ class Task:
 
 
 def _later(path: str) -> Callable[..., Any]:
-    """What calls ``module:name``, imported only then.
+    """A function that imports ``module:name`` when it is called, and calls it.
 
-    Reports read the recipes, which read this package; and torchvision takes its time to import, and may be absent.
+    Reports import the recipes, which import this package; and torchvision is slow to import, and may be absent.
     """
     module, _, name = path.partition(":")
 
@@ -107,11 +107,11 @@ TASKS: dict[type[Config], Task] = {
         data_fields=("train_split", "test_split", "held_out", "alphabet"),
     ),
 }
-"""By the class of their configs."""
+"""The tasks by the class of their configs."""
 
 
 def maker(path: Path, device: torch.device, *, compiled: bool = False) -> Callable[[Config], Run]:
-    """A function that makes the run of a config, with the data at ``path``, read once for all runs that share them."""
+    """A function that makes the run of a config, with the data at ``path``. Runs that can share data load them once."""
     loaded: dict[tuple[Any, ...], Any] = {}
 
     def make(config: Config) -> Run:

@@ -1,4 +1,4 @@
-"""How many threads of the CPU compute."""
+"""Limit torch to one CPU thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For many small operations: more threads wait for each other longer than they compute.
+    """Use one CPU thread inside this context. For many small operations more threads are slower: they wait.
 
     >>> before = torch.get_num_threads()
     >>> with one_thread():

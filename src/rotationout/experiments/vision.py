@@ -1,4 +1,4 @@
-"""What all training runs on images share: SGD, epochs by plan, tests shared by processes, images that are found bad."""
+"""The base of all runs on images (Tables 1 to 3): SGD, sources of batches, tests shared by processes, bad images."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class VisionConfig(Config):
     """A run on images.
 
     Args:
-        noise_options: ``num_features="channels"`` is filled in for each place.
-        momentum: of SGD.
+        noise_options: further keyword arguments of the noise; the value ``"channels"``, as in
+            ``num_features="channels"``, stands for the number of channels at each place.
+        momentum: momentum of SGD.
     """
 
     momentum: float = 0.9
@@ -37,28 +38,28 @@ class VisionConfig(Config):
         self._check_least(0, "momentum")
 
     def options_at(self, channels: int) -> dict[str, Any]:
-        """The options of the noise where there are so many channels."""
+        """The options of the noise at a place with so many channels."""
         return {name: channels if value == "channels" else value for name, value in self.noise_options.items()}
 
 
 class VisionRun(Run, Generic[Data]):
-    """A run on images. A subclass says what its network, loss and tests are, and how a source is made of its images.
+    """A run on images. A subclass provides the network, the loss, the tests, and the source of its batches.
 
     Args:
         config: what to run.
-        train: the images to learn from.
-        test: those to test on.
-        device: where.
+        train: the training images.
+        test: the test images.
+        device: the device to train on.
 
     Attributes:
-        learnt: the source of what is learnt from.
-        tested: the source of what is tested on.
-        plan: what this epoch learns from, see `rotationout.experiments.sources`.
+        learnt: the source of training batches.
+        tested: the source of test batches.
+        plan: the plan of the current epoch, see `rotationout.experiments.sources`.
     """
 
     config: VisionConfig
     test_rows = 1000
-    """Images of a test batch, unless there are fewer."""
+    """Images per test batch, unless there are fewer."""
 
     def __init__(self, config: VisionConfig, train: Data, test: Data, device: torch.device) -> None:
         if len(train) < config.batch:
@@ -71,11 +72,11 @@ class VisionRun(Run, Generic[Data]):
 
     @abc.abstractmethod
     def build_source(self, images: Data, rows: int) -> Source:
-        """Batches of so many of these images."""
+        """Build the source that makes batches of ``rows`` of these images."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of the training images; what is left over waits for another epoch."""
+        """The number of whole batches of training images; what is left over is not used in this epoch."""
         return len(self.train) // self.config.batch
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -90,7 +91,7 @@ class VisionRun(Run, Generic[Data]):
         )
 
     def begin_epoch(self) -> None:
-        """A new order of the training images, and for each how it will be cut out and mirrored."""
+        """Draw a plan: a new order of the training images, and a random crop for each."""
         self.plan = self.learnt.draw(self.shuffler)
         self._follow_plan()
 
@@ -99,13 +100,13 @@ class VisionRun(Run, Generic[Data]):
         self.learnt.begin(used.unflatten(0, (-1, self.config.batch))[:, self.share])
 
     def take_batch(self, place: int) -> None:
-        """The images that are next."""
+        """Make batch number ``place`` the current one of ``learnt``."""
         self.learnt.take(place)
 
     def test_batches(self) -> Iterator[Tensor]:
-        """Rows of this process's part of the test, batch by batch, each of which is the present one of ``tested`` then.
+        """Make each batch of this process's part of the test the current one of ``tested``, and yield its rows.
 
-        All batches have as many rows, and all processes as many batches: nobody fills them up.
+        All batches have the same number of rows, and all processes the same number of batches: `NOBODY` fills them up.
         """
         plan, rows = self.tested.still(), self.tested.rows
         filling = plan[:1].repeat(-len(plan) % (rows * processes.size()), 1)
@@ -117,7 +118,10 @@ class VisionRun(Run, Generic[Data]):
             yield batch
 
     def met(self) -> tuple[list[Problem], list[str]]:
-        """Bad images and converted ones that processes met on the way, each once, in one order. All are asked."""
+        """The bad images, and the names of converted ones, that any process has read so far, without duplicates.
+
+        All processes must call this at the same time.
+        """
         sources = (self.learnt, self.tested)
         problems = processes.gather([problem for source in sources for problem in source.problems])
         converted = processes.gather([name for source in sources for name in source.converted])
@@ -125,13 +129,13 @@ class VisionRun(Run, Generic[Data]):
         return [each[key] for key in sorted(each)], sorted({name for part in converted for name in part})
 
     def state(self) -> dict[str, Any]:
-        """With the plan of this epoch, and the images that were found to be bad, or not in RGB."""
+        """The state of `Run`, with the plan of this epoch, and the images found to be bad or not in RGB."""
         problems, converted = self.met()
         met = {"problems": [asdict(problem) for problem in problems], "converted": converted}
         return {**super().state(), "plan": self.plan, **met}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         super().restore(state)
         self.plan = state["plan"]
         if len(self.plan):
@@ -143,5 +147,5 @@ class VisionRun(Run, Generic[Data]):
 
 
 def channels_last(network: nn.Module) -> nn.Module:
-    """In the layout that convolutions are fastest in."""
+    """The network with its weights in channels_last, in which convolutions are fastest."""
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]

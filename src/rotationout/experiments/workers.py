@@ -1,8 +1,8 @@
-"""A sweep that is shared out to several processes on one device, each with runs of its own.
+"""Share a sweep among several processes on one device, each with runs of its own.
 
-One process launches the work of all its runs, one after the other; where that, and not the device, sets the pace,
-several get more done. (Under torchrun, see `rotationout.experiments.processes`, several processes share every *run*.)
-Kernels of different processes take turns on a GPU, unless NVIDIA's MPS is running; then they run side by side.
+A process launches the kernels of all its runs one after the other; where this is the bottleneck, and not the device,
+several processes get more done. (Under torchrun, see `rotationout.experiments.processes`, several processes share every
+*run*.) Kernels of different processes take turns on a GPU, unless NVIDIA's MPS is running; then they run side by side.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ Maker = Callable[[Config], Run]
 
 @dataclass(frozen=True)
 class Share:
-    """What one process does. It is sent to it, so all of it must be picklable.
+    """The work of one process. It is pickled and sent to the process.
 
     Args:
         configs: what to run.
-        maker: makes, for a device, what makes the run of a config; a function at the top of a module.
-        device: its name, see `rotationout.experiments.processes.joined`.
-        folder: where records go.
-        checkpoints: where runs are kept until they end.
-        together: how many runs of a process share the device.
-        ends: stop, with checkpoints, when `time.time` says so.
-        tensorboard: where scalars for TensorBoard go, if there are to be any.
-        place: which process this is, from 0.
-        count: how many there are.
+        maker: given a device, returns the function that makes the run of a config; it must be picklable, a function at
+            the top of a module for example.
+        device: the name of the device, see `rotationout.experiments.processes.joined`.
+        folder: the folder of the records.
+        checkpoints: the folder of the checkpoints of unfinished runs.
+        together: how many runs each process does at the same time.
+        ends: stop, with checkpoints, at this `time.time`.
+        tensorboard: the folder of TensorBoard scalars, or None for none.
+        place: the number of this process, from 0.
+        count: the number of processes.
 
     >>> from functools import partial
     >>> from rotationout.recipes import TABLES
@@ -73,11 +74,11 @@ class Share:
 
     @property
     def name(self) -> str:
-        """What its messages begin with."""
+        """The name of the process, which its messages begin with."""
         return f"process {self.place + 1} of {self.count}"
 
     def split(self, count: int) -> list[Share]:
-        """So many shares, no config in two of them; fewer if there are not as many configs."""
+        """Split the configs into ``count`` disjoint shares; fewer if there are not as many configs."""
         count = min(count, len(self.configs))
         return [
             replace(self, configs=list(self.configs[place::count]), place=place, count=count) for place in range(count)
@@ -85,16 +86,17 @@ class Share:
 
 
 def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config]:
-    """Run every config that has no record yet in ``count`` processes, and return those left when time is up.
+    """Run every config that has no record yet in ``count`` processes; return those left over when time is up.
 
-    Each process runs every ``count``-th of them as `rotationout.experiments.sweep.sweep` does, so no run is in two. An
-    interrupt or a polite kill is passed on: all write checkpoints, and a second one ends them at once. If this process
-    dies the others stop likewise. A process that fails does not stop the others; once they are done it is an error.
+    Each process runs every ``count``-th config, with `rotationout.experiments.sweep.sweep`. SIGINT (Ctrl-C) and SIGTERM
+    are passed on to the processes: all write checkpoints and end, and a second signal ends them at once. If this
+    process dies, the others write checkpoints and end, too. A process that fails does not stop the others; it is an
+    error once they are done.
 
     Args:
-        work: all that there is to do.
-        count: how many processes.
-        out: where they say how far they are, a line now and then; stderr if not given.
+        work: all configs, and how to run them.
+        count: the number of processes.
+        out: where to print their progress, a line now and then; stderr by default.
     """
     if count < 1:
         raise ValueError(f"processes must be at least 1, got {count!r}")
@@ -112,7 +114,7 @@ def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config
             with _deaf_to_the_terminal():
                 for share in shares:
                     children.append(_Child(share))
-            for child in children if interrupts else []:  # those that were not there yet to be told
+            for child in children if interrupts else []:  # those that had not started when the signal came
                 child.stop()
             _follow(children, lines)
         finally:
@@ -125,7 +127,7 @@ def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config
 
 
 class _Child:
-    """A process at work, seen from here: what it says, and how it ended."""
+    """A worker process, seen from its parent: the lines that it sends, and how it ended."""
 
     def __init__(self, share: Share) -> None:
         spawn = multiprocessing.get_context("spawn")  # a fork could not use the GPU
@@ -138,18 +140,18 @@ class _Child:
         mouth.close()  # so that the pipe ends with the process
 
     def stop(self) -> None:
-        """Ask it to write checkpoints and end; twice: to end."""
+        """Ask it to write checkpoints and end; called again, to end at once."""
         if self.process.is_alive():
             self.process.terminate()
 
     def end(self) -> None:
-        """It has ended, or is made to."""
+        """Stop it if it is still running, and wait for its end."""
         self.stop()
         self.process.join()
         self.ear.close()
 
     def listen(self) -> str | None:
-        """A line that it says, or None if it says no more; the error that ended it is kept."""
+        """The next line that it sends, or None if it has ended; the error that ended it is kept in ``error``."""
         try:
             heard = self.ear.recv()
         except EOFError:
@@ -165,7 +167,7 @@ class _Child:
 
 
 def _follow(children: Sequence[_Child], out: TextIO) -> None:
-    """Print what they say until all have ended."""
+    """Print the lines that the children send, until all have ended."""
     speaking = {child.ear: child for child in children}
     while speaking:
         for ear in connection.wait(list(speaking)):
@@ -179,7 +181,7 @@ def _follow(children: Sequence[_Child], out: TextIO) -> None:
 
 
 def _raise_errors(children: Sequence[_Child]) -> None:
-    """One error for all processes that failed: of the type they agree in, if it can be told in a line."""
+    """Raise one error for all processes that failed: of their common type, if that is reported in a line."""
     failed = [child for child in children if child.error is not None]
     if not failed:
         return
@@ -191,9 +193,9 @@ def _raise_errors(children: Sequence[_Child]) -> None:
 
 @contextmanager
 def _passed_on(children: Sequence[_Child]) -> Iterator[list[int]]:
-    """Pass Ctrl-C and a polite kill on to the children, and list them."""
+    """Pass SIGINT (Ctrl-C) and SIGTERM on to the children, and collect them in a list."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+    if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
         yield received
         return
 
@@ -212,7 +214,7 @@ def _passed_on(children: Sequence[_Child]) -> Iterator[list[int]]:
 
 @contextmanager
 def _deaf_to_the_terminal() -> Iterator[None]:
-    """Processes that are started here do not hear Ctrl-C, which this one passes on to them."""
+    """Processes started inside this context ignore Ctrl-C; their parent passes it on to them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -224,9 +226,9 @@ def _deaf_to_the_terminal() -> Iterator[None]:
 
 
 def _work(share: Share, mouth: connection.Connection) -> None:
-    """What a process does."""
+    """The main function of a worker process."""
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C would reach it twice: from the terminal, and from the first process
+        os.setsid()  # else Ctrl-C would reach it twice: from the terminal, and from its parent
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         with processes.joined(share.device) as device:
@@ -244,13 +246,13 @@ def _work(share: Share, mouth: connection.Connection) -> None:
                 out=cast(TextIO, _Spoken(mouth)),
             )
     except KeyboardInterrupt:
-        return  # checkpoints are written, and what is left is seen from the records
+        return  # checkpoints are written; the parent sees from the records what is left
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
         mouth.send(error if type(error).__module__ == "builtins" else ChildProcessError(str(error)))
 
 
 def _stop_with_parent() -> None:
-    """Stop when the process that started this one has died without saying so."""
+    """Stop this process when its parent has died."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -264,11 +266,11 @@ class _Spoken(io.TextIOBase):
         self._mouth, self._line = mouth, ""
 
     def write(self, text: str) -> int:
-        """Send the lines that are whole."""
+        """Send all complete lines."""
         *lines, self._line = f"{self._line}{text}".split("\n")
         for line in lines:
             try:
                 self._mouth.send(line)
-            except BrokenPipeError:  # nobody listens any more, and this process is about to be stopped
+            except BrokenPipeError:  # the parent has died, and this process is about to be stopped
                 break
         return len(text)

@@ -1,4 +1,8 @@
-"""Recipes: functions that return complete configs. A table is a recipe's rows."""
+"""Recipes of the paper's tables: functions that return complete configs, one for each row of a table.
+
+`cifar100` has Table 1, Figure 2 and appendix B, `search` a search under stronger weight decay, `images` Table 2,
+`detection` Table 3, `speech` Table 4.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -14,11 +18,11 @@ TABLES: dict[str, Callable[[], Sequence[Config]]] = {
     **detection.TABLES,
     **speech.TABLES,
 }
-"""Every table by its name: the configs of its rows, all of one class."""
+"""Every table by its name: a function that returns the configs of its rows, all of one class."""
 
 
 def name_of(recipe: str) -> str | None:
-    """The table that a recipe of records is of, or None: changed fields follow the name of the table.
+    """The name of the table of a recipe in records, or None. A recipe may be that name followed by changed fields.
 
     >>> name_of("an4"), name_of("an4_strength_p=0.1"), name_of("an44")
     ('an4', 'an4_strength', None)

@@ -1,11 +1,11 @@
 """Table 1 of the paper: Dropout and RotationOut on CIFAR-100, ResNet110 and WideResNet28-10, under two protocols.
 
-The *paper* protocol is what section 4.1 prints; the *authors'* what their public code does: weight decay 1e-4 and not
-1e-5, a third drop of the learning rate near the end, other shortcuts and initial weights (see
-`rotationout.experiments.networks.ResNet`), and a p that grows over the first 2,000 steps. Only their form of
-RotationOut has that ramp here: on held-out images (`protocol_rows`) the default did better without. Theirs are 165
-epochs with drops after 82, 123 and 160; here both have the paper's 64,000 steps and first two drops: 164 epochs and a
-tenth.
+The *paper* protocol is what section 4.1 prints. The *authors* protocol is what their public code does: weight decay
+1e-4 instead of 1e-5, a third drop of the learning rate near the end, other shortcuts and initial weights (see
+`rotationout.experiments.networks.ResNet`), and a p that grows over the first 2,000 steps. Here only the authors' form
+of RotationOut has this ramp: on held-out images (`protocol_rows`) the default form did better without it. The authors
+train for 165 epochs with drops after 82, 123 and 160; here both protocols have the paper's 64,000 steps, 164.1 epochs,
+and its two drops.
 """
 
 from __future__ import annotations
@@ -31,28 +31,31 @@ __all__ = [
 ]
 
 KEEP = (0.9, 0.8, 0.7, 0.6)
-"""The keep rates of the table, and the σ of tan θ that each is matched by: σ² = (1 − keep) / keep."""
+"""The keep rates of the table."""
 SIGMA = {0.9: "0.333", 0.8: "0.500", 0.7: "0.655", 0.6: "0.816"}
+"""For each keep rate the σ of tan θ of the equally strong RotationOut: σ² = (1 − keep) / keep."""
 FORMS: dict[str, dict[str, str]] = {
     "default": {},
     "paper": {"preset": "paper"},
     "authors": {"preset": "authors"},
     "structured": {"pairing": "structured"},
 }
+"""The forms of RotationOut in the table, and their options."""
 RAMP = 2000
-"""The steps over which p grows in the authors' code."""
+"""The number of steps over which p grows in the authors' code."""
 GHOST_BATCHES = (4, 8, 16, 128)
-"""How many examples are normalised together; the last is the batch."""
+"""How many examples are normalised together; the last is the whole batch."""
 LAWS = ("uniform_tan", "uniform_angle", "gaussian_angle")
+"""The laws of the angle besides the default that the table has at keep rate 0.8."""
 
 
 def resnet110(protocol: str = "authors") -> ClassificationConfig:
-    """ResNet110 without noise; noise goes into its third stage."""
+    """The base config of ResNet110, without noise; noise goes into its third stage."""
     return _protocol("resnet110", protocol).replace(stages=(3,), kernels="fused")
 
 
 def wrn28_10(protocol: str = "authors") -> ClassificationConfig:
-    """WideResNet28-10 without noise; noise goes into its second and third stages."""
+    """The base config of WideResNet28-10, without noise; noise goes into its second and third stages."""
     return _protocol("wrn28_10", protocol).replace(stages=(2, 3), network_options={})
 
 
@@ -70,7 +73,7 @@ def _protocol(network: str, protocol: str) -> ClassificationConfig:
 
 
 def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
-    """The rows of the table: none, Dropout by element and by channel, RotationOut in its forms and with other laws."""
+    """The rows of Table 1: no noise, Dropout by element and by channel, RotationOut in its forms and other laws."""
     found = [base]
     theirs = base.recipe.endswith("authors")
     for keep in KEEP:
@@ -94,9 +97,9 @@ def _rotation(
 
 
 def protocol_rows() -> list[ClassificationConfig]:
-    """Half-schedule runs that decide how RotationOut is run: its form, its ramp and the weight decay.
+    """Runs with half the schedule that decide how RotationOut is run: its form, its ramp and the weight decay.
 
-    Accuracy is that on 5,000 training images held out; the test set has no part in it.
+    They are tested on 5,000 held-out training images; the test set is not used.
     """
     base = resnet110().replace(
         recipe="cifar100_resnet110_protocol",
@@ -117,9 +120,9 @@ def protocol_rows() -> list[ClassificationConfig]:
 def shift_rows() -> list[ClassificationConfig]:
     """Figure 2 (label addfig1111): noise of strength λ = 1 between the convolutions of each block of the third stage.
 
-    Dropout-a is straight before the BatchNorm layer there, Dropout-b before the second convolution. Without noise the
-    same is measured as for Dropout-b: what r is by chance, and what a repair does where there is nothing to repair. An
-    eighth of the schedule.
+    Dropout-a is directly before the BatchNorm layer there, Dropout-b before the second convolution. The row without
+    noise measures the same layers as Dropout-b: it shows what r is by chance, and what a repair does where there is
+    nothing to repair. The runs have an eighth of the schedule.
     """
     base = resnet110().replace(recipe="cifar100_resnet110_shift", steps=8_000, milestones=(4_000, 6_000, 7_800))
     found = []
@@ -138,12 +141,13 @@ def shift_rows() -> list[ClassificationConfig]:
 
 
 def ghost_rows() -> list[ClassificationConfig]:
-    """Appendix B on images: ResNet20, steps on 128 examples of which 4, 8, 16 or all are normalised together.
+    """Appendix B on images: ResNet20 with batches of 128 examples, of which 4, 8, 16 or all are normalised together.
 
-    PolyBatchNorm trains as BatchNorm does: the study of a network that has BatchNorm tests it both ways. GroupNorm has
-    no batches. CrossNorm takes ghost batches of 4 here: without one the others are 3 maps, not 3 values. But it makes
-    large examples larger, layer by layer (see `rotationout.nn.CrossNorm2d`): from the usual initial weights the first
-    loss of 4, 8 and 16 is astronomic. All rows therefore begin with silent branches. An eighth of the schedule.
+    PolyBatchNorm trains as BatchNorm does, so the study of a network with BatchNorm tests it both ways. GroupNorm does
+    not depend on batches. CrossNorm accepts ghost batches of 4 here, as the statistics of the 3 other examples are over
+    3 maps, not over 3 values. But it makes large examples larger, layer by layer (see `rotationout.nn.CrossNorm2d`):
+    from the usual initial weights the first loss with 4, 8 and 16 is astronomic. All rows therefore start with silent
+    branches (see `rotationout.experiments.networks.ResNet`). The runs have an eighth of the schedule.
     """
     base = ClassificationConfig(
         recipe="cifar100_ghost",
@@ -182,4 +186,4 @@ TABLES: dict[str, Callable[[], list[ClassificationConfig]]] = {
 TABLES["cifar100_resnet110_protocol"] = protocol_rows
 TABLES["cifar100_resnet110_shift"] = shift_rows
 TABLES["cifar100_ghost"] = ghost_rows
-"""By their names: the configs of their rows."""
+"""Every table by its name: a function that returns the configs of its rows."""

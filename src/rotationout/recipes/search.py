@@ -1,9 +1,10 @@
-"""Which form of RotationOut is best under a stronger protocol, and how it does beside Dropout: ResNet110 on CIFAR-100.
+"""A search for the best form of RotationOut under stronger weight decay, and its comparison with the best Dropout.
 
-A noise that helps where weight decay is weak may help less, or not at all, where there is enough of it. So forms that
-Table 1 leaves out are tried at weight decay 5e-4, half of the schedule, on 5,000 training images held out
-(`search_rows`); the best Dropout and the best RotationOut then meet on the test set, with all of the schedule
-(`strong_rows`). Otherwise all is as in the authors' protocol, see `rotationout.recipes.cifar100`, without a ramp.
+The network is ResNet110 on CIFAR-100. A noise that helps with weak weight decay may help less, or not at all, with
+enough of it. So forms that are not in Table 1 are tried at weight decay 5e-4, with half the schedule, on 5,000 held-out
+training images (`search_rows`). The best Dropout and the best RotationOut are then compared on the test set, with the
+whole schedule (`strong_rows`). All else is as in the authors' protocol, see `rotationout.recipes.cifar100`, without a
+ramp.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ WEIGHT_DECAY = 5e-4
 STEPS, MILESTONES = 32_000, (16_000, 24_000, 31_200)
 """Half of the schedule."""
 FADE_OUT = 8_000
-"""The steps at its end over which RotationOut fades out: those after the second drop of the learning rate."""
+"""The number of steps at the end over which RotationOut fades out: those after the second drop of the learning rate."""
 BEST = "dropout keep 0.9", "rotation sigma 0.500"
-"""The best Dropout and the best RotationOut. Once every row of the search has a record the tests want what
-`rotationout.report.search.chosen` finds in them."""
+"""The rows of the search with the best Dropout and the best RotationOut. Once every row of the search has a record, a
+test compares this with what `rotationout.report.search.chosen` finds in the records."""
 
 
 def search_rows() -> list[ClassificationConfig]:
-    """No noise, Dropout, and RotationOut in forms that differ in one thing each from its default of σ = 0.5."""
+    """No noise, Dropout, and RotationOut in forms that each differ in one thing from its default with σ = 0.5."""
     base = resnet110().replace(
         recipe=SEARCH,
         weight_decay=WEIGHT_DECAY,
@@ -63,7 +64,7 @@ def search_rows() -> list[ClassificationConfig]:
 
 
 def strong_rows() -> list[ClassificationConfig]:
-    """No noise and the `BEST`, with the whole schedule, on the test set."""
+    """No noise and the `BEST` rows, with the whole schedule, on the test set."""
     whole = resnet110()
     changes = {"recipe": STRONG, "steps": whole.steps, "milestones": whole.milestones, "held_out": 0}
     found = {row.row: row for row in search_rows()}
@@ -75,4 +76,4 @@ def strong_rows() -> list[ClassificationConfig]:
 
 
 TABLES: dict[str, Callable[[], list[ClassificationConfig]]] = {SEARCH: search_rows, STRONG: strong_rows}
-"""By their names: the configs of their rows."""
+"""Every table by its name: a function that returns the configs of its rows."""

@@ -1,7 +1,7 @@
 """Table 4 of the paper: a bidirectional LSTM with CTC on WSJ (`wsj`), and on AN4 (`an4`), which stands in for it.
 
-The paper gives the network, Adam, 80 epochs and the rates of all noises but RotationOut's. That is chosen here on ten
-speakers held out of AN4's training set (`strength_rows`); the test speakers have no part in it.
+The paper gives the network, Adam, 80 epochs and the rates of all noises except RotationOut's. That rate is chosen here
+on ten speakers held out of AN4's training set (`strength_rows`); the test speakers are not used for it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from ..experiments.speech.text import WSJ_ALPHABET
 __all__ = ["ROTATION_P", "TABLES", "an4", "rows", "strength_rows", "wsj"]
 
 EPOCHS, DROP = 80, 40
+"""The number of epochs, and the epoch after which the learning rate drops."""
 ROTATION_P = 0.1
-"""Of RotationOut in both tables: what `rotationout.report.table4.chosen_strength` finds in the search's records."""
+"""The p of RotationOut in both tables, which `rotationout.report.table4.chosen_strength` finds in the records of
+`strength_rows`."""
 SEARCHED = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Keep rates of the Dropout that RotationOut is matched to."""
+"""The strengths of RotationOut in `strength_rows`, as keep rates of the equally strong Dropout."""
 SPEAKERS = 10
+"""The number of speakers held out in `strength_rows`."""
 
 
 def an4() -> SpeechConfig:
-    """AN4 without noise: 948 utterances, of which 29 batches are learnt from in an epoch."""
+    """The base config of AN4, without noise: 948 training utterances, 29 whole batches per epoch."""
     return _base("an4", batches=29)
 
 
 def wsj() -> SpeechConfig:
-    """WSJ without noise, from the data directories that Kaldi's own recipe makes; tested on eval92.
+    """The base config of WSJ, without noise, for the data directories that Kaldi's own recipe makes; tested on eval92.
 
-    Kaldi's train_si284 has 37,416 utterances, 1,169 batches.
+    Kaldi's train_si284 has 37,416 utterances, 1,169 batches per epoch.
     """
     return _base("wsj", batches=1169).replace(
         alphabet=WSJ_ALPHABET, train_split="train_si284", test_split="test_eval92"
@@ -48,7 +51,7 @@ def _base(recipe: str, batches: int) -> SpeechConfig:
 
 
 def rows(base: SpeechConfig) -> list[SpeechConfig]:
-    """The eight rows of the table, by keep rates as the paper has them."""
+    """The eight rows of the table, with the keep rates of the paper."""
     locked = base.replace(noise="locked")
     rotation = base.replace(noise="rotation-sequence", p=ROTATION_P)
     return [
@@ -82,4 +85,4 @@ TABLES: dict[str, Callable[[], list[SpeechConfig]]] = {
     "an4_strength": strength_rows,
     "wsj": lambda: rows(wsj()),
 }
-"""Every table by its name: the configs of its rows."""
+"""Every table by its name: a function that returns the configs of its rows."""

@@ -1,10 +1,10 @@
-"""Images with boxes in COCO's layout (Lin et al. 2014): which there are, what is marked in them, and what is wrong.
+"""Read and check the annotations of a data set in COCO's layout (Lin et al. 2014): images, boxes and categories.
 
 A data set has ``annotations/instances_<split>.json``, and its images in ``<split>/``, ``images/<split>/`` or
-``images/``, the first of these that is there.
+``images/``, the first of these that exists.
 
-What is wrong with an annotation file itself is refused here. A single box or image that cannot be used is left out,
-reported by its name and counted; `rotationout.experiments.detection` has the table of what happens to what.
+A bad annotation file is an error. A single box or image that cannot be used is left out, reported and counted; the
+table in `rotationout.experiments.detection` lists all cases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..problems import Problem, UnusableError, refuse_if_many, report_all
 __all__ = ["Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
 
 LEAST_SIDE = 1e-3
-"""Of a box, in pixels: what is smaller has no size."""
+"""The smallest side of a usable box, in pixels."""
 
 
 Box = tuple[tuple[float, float, float, float], int]
@@ -31,24 +31,24 @@ Box = tuple[tuple[float, float, float, float], int]
 
 
 Images = dict[Any, dict[str, Any]]
-"""What an annotation file says of images, by their ids."""
+"""The entries of images in an annotation file, by their ids."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a split that are there, and the boxes of all of them, one after the other.
+    """The usable images of a split, and the boxes of all of them, concatenated.
 
     Attributes:
-        name: of the split.
+        name: the name of the split.
         source: its annotation file.
-        ids: of the images, as the file has them.
-        paths: where they are.
-        sizes: height and width of each, (images, 2), int64.
-        boxes: left, top, right and bottom of every box, in pixels, (boxes, 4), fp32. Crowds are not among them.
-        labels: what each is of, a place in ``categories``, (boxes,), int64.
-        starts: where the boxes of each image begin, and at last where all end, (images + 1,), int64.
-        categories: the ids of what is to be found, in the order of their labels, and their names.
-        problems: what was left out.
+        ids: ids of the images in that file.
+        paths: paths of the images.
+        sizes: height and width of each image, (images, 2), int64.
+        boxes: left, top, right and bottom of every box in pixels, (boxes, 4), fp32; boxes of crowds are not included.
+        labels: the label of every box, an index into ``categories``, (boxes,), int64.
+        starts: the first box of each image, and the number of all boxes, (images + 1,), int64.
+        categories: ids and names of the categories, in the order of their labels.
+        problems: the boxes and images that were left out.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Split:
 
     @property
     def most(self) -> int:
-        """The boxes of the image that has most."""
+        """The largest number of boxes in an image."""
         return int(self.starts.diff().max())
 
     def marked(self, index: int, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """The boxes of an image, (most, 4), and their labels, (most,); behind the last one zeros, labelled −1.
+        """The boxes of an image, (most, 4), and their labels, (most,), padded with zeros and with −1.
 
-        ``most`` is that of the split if it is not given.
+        ``most`` is by default that of the split.
         """
         most = self.most if most is None else most
         begin, end = self.starts[index : index + 2].tolist()
@@ -82,7 +82,7 @@ class Split:
         return boxes, labels
 
     def without(self, problems: dict[int, Problem]) -> Split:
-        """The split without images that turned out to be bad, by their places."""
+        """The split without some bad images, given the problem of each by its index."""
         kept = [index for index in range(len(self)) if index not in problems]
         rows = [torch.arange(*self.starts[index : index + 2].tolist()) for index in kept]
         chosen = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
@@ -101,7 +101,7 @@ class Split:
 
 
 def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> Split:
-    """The images of a split and their boxes; what cannot be used is reported on ``out``, stderr if not given."""
+    """Read the images of a split and their boxes; what cannot be used is reported on ``out``, by default stderr."""
     root = Path(folder)
     source = root / "annotations" / f"instances_{split}.json"
     images, annotations, categories = read_annotations(source)
@@ -133,7 +133,7 @@ def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> 
 def _read_boxes(
     split: str, source: Path, images: Images, annotations: list[dict[str, Any]], categories: dict[int, str]
 ) -> tuple[dict[Any, list[Box]], list[tuple[Any, Problem]]]:
-    """The boxes of every image, and those that cannot be used with the images they are said to belong to."""
+    """The usable boxes of every image; and the problems of the others, each with the id of its image."""
     labels = {identity: label for label, identity in enumerate(categories)}
     boxes: dict[Any, list[Box]] = {identity: [] for identity in images}
     bad: list[tuple[Any, Problem]] = []
@@ -152,8 +152,8 @@ def _read_boxes(
 
 
 def _bad_images(split: str, place: Path, images: Images, spoilt: set[Any]) -> dict[Any, Problem]:
-    """Images that are missing, and those all of whose boxes were left out: they would teach that nothing is there."""
-    names = {path.name for path in place.iterdir()}  # one reading instead of a hundred thousand questions
+    """Images that are missing, and images all of whose boxes were left out, which would look like empty ones."""
+    names = {path.name for path in place.iterdir()}  # one listing instead of a hundred thousand checks
     bad: dict[Any, Problem] = {}
     for identity, image in images.items():
         file = image["file_name"]
@@ -165,7 +165,7 @@ def _bad_images(split: str, place: Path, images: Images, spoilt: set[Any]) -> di
 
 
 def image_folder(root: Path, split: str) -> Path:
-    """Where the images of a split are."""
+    """The folder with the images of a split."""
     places = (root / split, root / "images" / split, root / "images")
     found = next((place for place in places if place.is_dir()), None)
     if found is None:
@@ -176,7 +176,7 @@ def image_folder(root: Path, split: str) -> Path:
 
 
 def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a box of COCO's (left, top, width, height), clipped to its image.
+    """Convert a COCO box (left, top, width, height) to left, top, right and bottom, clipped to its image.
 
     >>> corners([10, 20, 30, 40], 35, 100)
     (10.0, 20.0, 35.0, 60.0)
@@ -194,7 +194,7 @@ def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float
 
 
 def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) -> tuple[Any, Box]:
-    """The image that an annotation belongs to, and its box with the label; an error if it is no good."""
+    """The image id of an annotation, and its box with the label; an `UnusableError` if it is bad."""
     image, category = annotation.get("image_id"), annotation.get("category_id")
     if not isinstance(image, int) or image not in images:
         raise UnusableError("annotation without image", f"there is no image {image!r}")
@@ -204,9 +204,9 @@ def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) 
 
 
 def truth(source: Path) -> dict[str, Any]:
-    """What detections are scored against: the annotation file without the boxes that cannot be used, crowds included.
+    """The ground truth for scoring: the annotation file without unusable boxes, but with crowds.
 
-    Boxes are as they are in the file, not clipped; ids are numbers from 1, as pycocotools wants them.
+    Boxes are not clipped; ids of annotations are numbered from 1, as pycocotools needs them.
     """
     images, annotations, categories = read_annotations(source)
     known = dict.fromkeys(categories, 0)
@@ -229,7 +229,7 @@ def truth(source: Path) -> dict[str, Any]:
 
 
 def read_annotations(source: Path) -> tuple[Images, list[dict[str, Any]], dict[int, str]]:
-    """Images by their ids, annotations, and names of categories by their ids in order, as a file has them."""
+    """Read an annotation file: images by their ids, annotations, and names of categories by their sorted ids."""
     if not source.is_file():
         found = sorted(p.stem.removeprefix("instances_") for p in source.parent.glob("instances_*.json"))
         there = f"it has {', '.join(found)}" if found else "a data set has annotations/instances_<split>.json"
@@ -244,14 +244,16 @@ def read_annotations(source: Path) -> tuple[Images, list[dict[str, Any]], dict[i
             raise TypeError("annotations must be objects")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{source} is not an annotation file of COCO's, with images, annotations and categories ({error!r})"
+            f"{source} is not an annotation file in COCO's format, with images, annotations and categories ({error!r})"
         ) from error
     if not sound or len(images) < len(content["images"]):
         raise ValueError(
             f"{source}: every image must have an id of its own, a file_name, a width and a height; ids are integers"
         )
     if not images or not categories:
-        raise ValueError(f"{source} has {len(images)} images and {len(categories)} categories; it needs some of both")
+        raise ValueError(
+            f"{source} must have images and categories, got {len(images)} images and {len(categories)} categories"
+        )
     return images, annotations, categories
 
 

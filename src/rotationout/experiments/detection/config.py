@@ -1,4 +1,4 @@
-"""What decides a run of object detection."""
+"""The config of a run of object detection (Table 3)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ class DetectionConfig(VisionConfig):
     """A run of object detection: RetinaNet, SGD, average precision.
 
     Args:
-        noise_options: of the noise before every convolution of the last stages' branches.
+        noise_options: further keyword arguments of the noise; the value ``"channels"``, as in
+            ``num_features="channels"``, stands for the number of channels at each place.
         backbone: the ResNet, ``"resnet18"`` or ``"resnet50"``.
         backbone_options: keyword arguments of `rotationout.experiments.detection.network.Detector`: layers, width,
             head_norm.
-        initialization: ``"random"``, or ``"imagenet"``: torchvision's checkpoint, ``<backbone>.pth`` beside the data.
-        stages: so many of the last stages have the noise.
-        block_sizes: ``block_size`` of the noise in each of these stages, the last one last; empty if it has none.
-        alpha: of the focal loss, the weight of objects.
-        gamma: of the focal loss, its exponent.
-        scales: the least and the largest longer side of a training image.
-        crop: pixels of a side of the window that is cut out; a multiple of 128.
-        held: keep all images on the device; if not, worker processes read them again and again.
-        train_split: the split to learn from.
+        initialization: initial weights of the backbone: ``"random"``, or ``"imagenet"`` for torchvision's checkpoint,
+            the file ``<backbone>.pth`` in the folder of the data.
+        stages: how many of the last stages of the backbone get noise, before every convolution of their branches.
+        block_sizes: block size of a noise that acts in blocks, for each stage with noise, in the order of the stages.
+        alpha: weight of objects in the focal loss.
+        gamma: exponent of the focal loss.
+        scales: the smallest and the largest size in pixels to which the longer side of a training image is scaled.
+        crop: side in pixels of the square crop that the network is given; a multiple of 128.
+        held: keep all images on the device; if not, worker processes read them again in every epoch.
+        train_split: the split to train on.
         test_split: the split to test on.
-        test_every: epochs from test to test; the last one is always tested.
+        test_every: number of epochs from test to test; the last epoch is always tested.
     """
 
     batch: int = 64
@@ -62,7 +64,7 @@ class DetectionConfig(VisionConfig):
         self._check_least(0, "gamma")
         self._make_tuples("block_sizes", "scales")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
-            raise ValueError(f"scales must be a least and a largest number of pixels, got {self.scales!r}")
+            raise ValueError(f"scales must be a smallest and a largest number of pixels, got {self.scales!r}")
         if self.crop % LARGEST_STRIDE:
             raise ValueError(f"crop must be a multiple of {LARGEST_STRIDE}, got {self.crop!r}")
         if not 0 <= self.alpha <= 1:

@@ -1,4 +1,4 @@
-"""What was found in test images, as rows of numbers in pixels of the image and with the ids of the data set."""
+"""Detections in test images as rows of numbers (`COLUMNS`), in pixels of the image and with the data set's ids."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["COLUMNS", "as_rows", "examples"]
 
 COLUMNS = ("image", "category", "left", "top", "width", "height", "score")
 SHOWN, SURE, MOST_SHOWN = 4, 0.3, 40
-"""A record shows so many images, and of each the detections that are at least so sure, up to so many."""
+"""How many images a record shows, the lowest score of the detections shown, and how many it shows per image."""
 
 
 def as_rows(split: Split, index: int, seen: dict[str, Tensor], window: int) -> Tensor:
-    """Detections in the window on an image, (n, 7), fp64, on the CPU.
+    """The detections in the window on an image as rows, (n, 7), fp64, on the CPU.
 
     Args:
         split: the split of the image.
-        index: its number there.
-        seen: boxes, scores and labels.
-        window: pixels of a side of the window, in whose corner the image lay.
+        index: the index of the image.
+        seen: the detections: boxes, scores and labels.
+        window: side of the window in pixels; the image was in its upper left corner.
     """
     boxes = restore(seen["boxes"].double().cpu(), split.sizes[index], window)
     kinds = torch.tensor(list(split.categories), dtype=torch.float64)[seen["labels"].cpu()]
@@ -34,9 +34,9 @@ def as_rows(split: Split, index: int, seen: dict[str, Tensor], window: int) -> T
 
 
 def examples(split: Split, found: Tensor) -> list[dict[str, Any]]:
-    """A few images, evenly spread over the split: their true boxes, and what was found in them with some certainty.
+    """A few images, evenly spread over the split, with their true boxes and their detections above a score.
 
-    Boxes are a category's name, left, top, right and bottom; those that were found have a score behind that.
+    A box is the name of its category, left, top, right and bottom; a detection has its score after that.
     """
     names = list(split.categories.values())
     shown = []

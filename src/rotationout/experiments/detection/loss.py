@@ -1,7 +1,7 @@
-"""RetinaNet's loss (Lin et al. 2017) for padded boxes: shapes never change, and no device is waited for.
+"""RetinaNet's loss (Lin et al. 2017) for padded boxes: with fixed shapes and without synchronisation with the host.
 
-It is what torchvision's `RetinaNet.compute_loss` computes image by image, with indices whose number depends on the
-data; here every anchor of every image has its target at once, and a CUDA graph can hold it.
+It equals torchvision's `RetinaNet.compute_loss`, which works image by image, with indices whose number depends on the
+data. Here the targets of all anchors of all images are computed at once, so that a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from torchvision.ops import box_iou, sigmoid_focal_loss
 __all__ = ["BETWEEN", "NOTHING", "detection_loss", "match"]
 
 OBJECT, BACKGROUND = 0.5, 0.4
-"""An anchor is an object's from this overlap on, nothing's below that; between them it is not asked."""
+"""An anchor with at least the first overlap (IoU) is matched to a box; below the second it is background; in between it
+has no part in the loss."""
 NOTHING, BETWEEN = -1, -2
+"""What `match` returns for background, and for anchors in between."""
 
 
 @torch.no_grad()
 def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
-    """For every anchor which box of its image it is to find, or `NOTHING`, or `BETWEEN`, (N, A).
+    """Match every anchor to a box of its image: the index of the box, or `NOTHING`, or `BETWEEN`, (N, A).
 
-    An anchor belongs to the box it overlaps most; and so do, however little that is, those that a box overlaps most.
+    An anchor is matched to the box that it overlaps most. The anchor that overlaps a box most is matched even if that
+    overlap is small.
 
     Args:
         boxes: (N, G, 4).
@@ -53,19 +56,19 @@ def detection_loss(
     alpha: float = 0.25,
     gamma: float = 2.0,
 ) -> Tensor:
-    """Focal loss of the classes plus L1 loss of the boxes, each over the image's matched anchors, (N,).
+    """Focal loss of the classes plus L1 loss of the boxes, divided by the number of matched anchors, per image: (N,).
 
     As every image has its own divisor (at least 1), the mean of a batch is the mean of its parts: processes that share
-    a batch need not tell each other how many anchors they matched.
+    a batch need not exchange the numbers of matched anchors.
 
     Args:
-        logits: of every class for every anchor, (N, A, K).
-        deltas: from anchors to boxes, as torchvision encodes them, (N, A, 4).
+        logits: scores of all classes for every anchor, (N, A, K).
+        deltas: predicted offsets from anchors to boxes, in torchvision's encoding, (N, A, 4).
         anchors: (A, 4).
         boxes: (N, G, 4).
         labels: (N, G); negative where there is no box.
-        alpha: the weight of objects; nothing has 1 − alpha.
-        gamma: how little counts what is told right.
+        alpha: the weight of objects; background has 1 − alpha.
+        gamma: the exponent of the focal loss: the larger, the less an easy anchor counts.
     """
     images, count, classes = logits.shape
     matched = match(boxes, labels, anchors)
@@ -78,7 +81,7 @@ def detection_loss(
 
     own = boxes.gather(1, box.unsqueeze(2).expand(-1, -1, 4))
     every = anchors.expand(images, -1, -1)
-    own = torch.where(found.unsqueeze(2), own, every).view(-1, 4)  # where there is no box a target that has a logarithm
+    own = torch.where(found.unsqueeze(2), own, every).view(-1, 4)  # no box: a target with finite logarithms
     wanted = encode_boxes(own, every.reshape(-1, 4), anchors.new_ones(4)).view(images, count, 4)
     distance = (deltas - wanted).abs().sum(2).masked_fill(~found, 0).sum(1)
     total: Tensor = (focal + distance) / found.sum(1).clamp(min=1)

@@ -19,29 +19,29 @@ BACKBONES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),
 }
-"""Blocks of each, and how many a stage has."""
+"""For each backbone the class of its blocks, and their number in every stage."""
 STRIDES = (8, 16, 32, 64, 128)
-"""Pixels of the image from place to place, on every map of the pyramid."""
+"""The stride of every map of the pyramid, in pixels of the image."""
 ANCHORS = 9
-"""At every place: three sizes of three shapes."""
+"""Anchors at every position: three sizes of three shapes."""
 DETECTIONS = 100
-"""At most so many are made of an image; COCO's score looks at no more."""
+"""The largest number of detections per image; COCO's score uses no more."""
 
 
 class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
-    """Tells for every anchor what it shows and how the object lies in it; anchors and decoding are torchvision's.
+    """RetinaNet: predicts the class and the box of every anchor. Anchors and decoding are torchvision's.
 
-    BatchNorm learns, as it must where the weights are drawn: torchvision's own detectors have it frozen.
+    BatchNorm is trained, as it must be with random initial weights; torchvision's own detectors freeze it.
 
     Args:
-        classes: what is to be told apart; nothing is none of them.
+        classes: the number of classes, without the background.
         backbone: one of `BACKBONES`.
-        layers: blocks of each stage, if other than the backbone's own.
+        layers: blocks of each stage, if not the backbone's own.
         width: channels of the pyramid and of the head.
-        head_norm: GroupNorm behind the convolutions of the head, as in torchvision's second version. Without it, as
-            printed by Lin et al., four layers of weights as small as theirs are let through little of what is seen:
-            enough for a backbone that has learnt ImageNet, but drawn weights start slowly.
-        weights: of the whole ResNet, as torchvision has it, instead of drawn ones.
+        head_norm: GroupNorm after the convolutions of the head, as in torchvision's second version. Without it, as in
+            Lin et al., four layers with such small initial weights pass on little of the signal: enough with a
+            backbone pretrained on ImageNet, but training from random weights starts slowly.
+        weights: pretrained weights of the whole ResNet, in torchvision's format, instead of random ones.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
 
     @torch.no_grad()
     def detect(self, logits: Tensor, deltas: Tensor, anchors: list[Tensor], side: int) -> list[dict[str, Tensor]]:
-        """What is seen in each square image: boxes, scores and labels, the surest first."""
+        """The detections in each square image: boxes, scores and labels, ordered by falling score."""
         counts = [len(level) for level in anchors]
         outputs = {"cls_logits": logits.split(counts, 1), "bbox_regression": deltas.split(counts, 1)}
         images = len(logits)
@@ -103,7 +103,7 @@ class Detector(RetinaNet):  # type: ignore[misc]  # torchvision has no types
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a ResNet from a file of torchvision's, whose classifier is not used."""
+    """Load the weights of a ResNet from torchvision's checkpoint; its classifier is not used."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} does not exist; initialization = 'imagenet' needs torchvision's checkpoint of the backbone there"

@@ -1,4 +1,4 @@
-"""Average precision of detections as COCO has it, by pycocotools: with the run that made them, or elsewhere later."""
+"""COCO's average precision by pycocotools, at the end of a run or later (`rotationout score`), from its detections."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .annotations import truth
 __all__ = ["SUFFIX", "average_precision", "can_score", "pack", "score_records", "unpack"]
 
 SUFFIX = ".detections.json.gz"
-"""A record's detections are beside it, under its name with this ending."""
+"""The detections of a run are beside its record, under its name with this ending."""
 MEASURES = ("ap", "ap50", "ap75")
 """The first three of COCO's numbers: precision averaged over overlaps from 0.5 to 0.95, at 0.5, and at 0.75."""
 
 
 def can_score() -> bool:
-    """Whether pycocotools is there."""
+    """Whether pycocotools is installed."""
     return importlib.util.find_spec("pycocotools") is not None
 
 
 def pack(found: Tensor) -> bytes:
-    """Detections, (n, 7): image, category, left, top, width, height, score; as a file of COCO's results, compressed.
+    """Detections (n, 7) of `findings.COLUMNS`, as a gzipped file in COCO's format of results.
 
     >>> import torch
     >>> unpack(pack(torch.tensor([[7, 2, 10.04, 20, 30, 40, 0.5]])))
@@ -42,7 +42,7 @@ def pack(found: Tensor) -> bytes:
 
 
 def unpack(content: bytes) -> list[dict[str, Any]]:
-    """What `pack` wrote."""
+    """Read what `pack` wrote."""
     found: list[dict[str, Any]] = json.loads(gzip.decompress(content))
     return found
 
@@ -55,10 +55,10 @@ def _plain(found: Tensor) -> list[dict[str, Any]]:
 
 
 def average_precision(source: Path, found: Tensor | Sequence[dict[str, Any]]) -> dict[str, float]:
-    """`MEASURES` in per cent of detections, against an annotation file without the boxes that cannot be used.
+    """The `MEASURES` of detections in per cent, against an annotation file without its unusable boxes.
 
-    All images of the file count, also those in which nothing was found. Numbers are rounded first, as in the file that
-    is kept: it makes no difference when they are scored.
+    All images of the file count, also those without detections. Numbers are rounded as in the file of `pack`, so that
+    scores do not depend on whether they are computed from that file.
     """
     try:
         from pycocotools.coco import COCO
@@ -66,9 +66,9 @@ def average_precision(source: Path, found: Tensor | Sequence[dict[str, Any]]) ->
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("scores need pycocotools: pip install 'rotationout[detection]'") from error
     plain = _plain(found) if isinstance(found, Tensor) else [dict(detection) for detection in found]
-    if not plain:  # pycocotools would look at the first
+    if not plain:  # pycocotools fails without detections
         return dict.fromkeys(MEASURES, 0.0)
-    with contextlib.redirect_stdout(io.StringIO()):  # it reports how long everything takes
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its timings
         expected = COCO()
         expected.dataset = truth(source)
         expected.createIndex()
@@ -76,18 +76,18 @@ def average_precision(source: Path, found: Tensor | Sequence[dict[str, Any]]) ->
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    first = evaluation.stats[: len(MEASURES)].tolist()  # −1 where there is nothing to be found
+    first = evaluation.stats[: len(MEASURES)].tolist()  # −1 if there are no boxes
     return {name: round(100 * max(value, 0.0), 4) for name, value in zip(MEASURES, first, strict=True)}
 
 
 def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False) -> dict[Path, dict[str, float]]:
-    """Score the detections beside the records of a recipe that have no scores yet, or of all; the scores by record.
+    """Score the detections of all records of a recipe without scores, add the scores to these records, and return them.
 
     Args:
-        folder: where the records are.
-        recipe: their recipe.
+        folder: the folder of the records.
+        recipe: the recipe of the records.
         data: the data set, of which only the annotations are read.
-        again: also those that have scores.
+        again: also score records that have scores already.
     """
     found: dict[Path, dict[str, float]] = {}
     paths = sorted((folder / recipe).glob("*.json"))
@@ -99,7 +99,7 @@ def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False)
             continue
         kept = path.with_suffix(SUFFIX)
         if not kept.is_file():
-            raise FileNotFoundError(f"{kept} does not exist: the detections of a run stay beside its record")
+            raise FileNotFoundError(f"{kept} does not exist: the detections of a run must be beside its record")
         with readable(path):
             source = data / "annotations" / f"instances_{record['config']['test_split']}.json"
         found[path] = average_precision(source, _kept_detections(kept))

@@ -1,7 +1,7 @@
-"""Windows on images with boxes: of images that are all held on the device, or read by other processes on the way.
+"""Sources of windows on images with their boxes: from images held on the device, or read by worker processes.
 
-Either way an image goes through `rotationout.experiments.detection.crops` as its row of the plan says: its number, and
-the four numbers of what it goes through. Plans are in fp64, which holds any number of images.
+In both cases `rotationout.experiments.detection.crops` cuts the windows. A row of the plan has the number of the image,
+and the four numbers of its crop. Plans are in fp64, in which the numbers of images are exact.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["HeldSplit", "HeldWindows", "LoadedSplit", "LoadedWindows", "hold", "
 
 PLAN = torch.float64
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Windows as the network is given them, (N, 3, window, window); boxes, (N, G, 4), and their labels, (N, G), −1 where
-there is none; whether each is of an image that could be read, (N,)."""
+"""The network's input, (N, 3, window, window); boxes, (N, G, 4), and their labels, (N, G), −1 where there is no box;
+whether each image could be read, (N,)."""
 
 
 def read_image(split: Split, index: int) -> tuple[Tensor, bool]:
-    """An image, (3, H, W), uint8, and whether it was not in RGB; it must have the size that was annotated."""
+    """Read an image, (3, H, W), uint8, of the annotated size; also, whether it was not in RGB."""
     path, size = split.paths[index], tuple(split.sizes[index].tolist())
     image, converted = decode(path.name, path.read_bytes)
     if (image.height, image.width) != size:
@@ -45,13 +45,13 @@ class HeldSplit:
     """A split whose images are all on the device, as bytes.
 
     Attributes:
-        split: without images that could not be read.
-        window: pixels of a side of what is cut out.
-        pixels: (images, 3, H, W), uint8, each image in the upper left corner of its place.
-        sizes: height and width of each, (images, 2).
+        split: the split, without images that could not be read.
+        window: side of the window in pixels.
+        pixels: (images, 3, H, W), uint8; each image is in the upper left corner, the rest is zero.
+        sizes: height and width of each image, (images, 2).
         boxes: (images, G, 4).
-        labels: of the boxes, (images, G), −1 where there is none.
-        converted: how many images were not in RGB.
+        labels: labels of the boxes, (images, G), −1 where there is no box.
+        converted: the number of images that were not in RGB.
     """
 
     split: Split
@@ -66,18 +66,18 @@ class HeldSplit:
         return len(self.split)
 
     def source(self, rows: int, device: torch.device, scales: tuple[int, int]) -> HeldWindows:
-        """Batches of so many; the device is where they are."""
+        """The source of batches of ``rows`` windows, on the device that holds the images."""
         return HeldWindows(self, rows, scales)
 
 
 def hold(split: Split, window: int, device: torch.device, *, out: TextIO | None = None) -> HeldSplit:
-    """Read all images of a split, and put them on a device.
+    """Read all images of a split and move them to a device.
 
     Args:
-        split: which images. Those that cannot be read are left out.
-        window: pixels of a side of what will be cut out.
-        device: where to keep them.
-        out: where to report what is left out, stderr if not given.
+        split: the split. Images that cannot be read are left out.
+        window: side in pixels of the windows that will be cut out.
+        device: the device that holds the images.
+        out: where to report images that are left out, stderr by default.
     """
     found, bad = read_all(split.name, [path.name for path in split.paths], lambda index: read_image(split, index), out)
     if not found:
@@ -93,12 +93,12 @@ def hold(split: Split, window: int, device: torch.device, *, out: TextIO | None 
 
 
 class HeldWindows(Held):
-    """Windows that are cut out on the device.
+    """Batches of windows that are cut out on the device.
 
     Args:
-        images: what is there.
-        rows: images of a batch.
-        scales: the least and the largest longer side to learn from.
+        images: all images.
+        rows: images per batch.
+        scales: the smallest and the largest longer side of training images.
     """
 
     def __init__(self, images: HeldSplit, rows: int, scales: tuple[int, int]) -> None:
@@ -118,7 +118,7 @@ class HeldWindows(Held):
         return _still(len(self), self.images.window)
 
     def batch(self) -> Batch:
-        """Cut out on the device."""
+        """The current batch, cut out on the device."""
         images, numbers, plans = self.images, self.chosen[:, 0].long(), self.chosen[:, 1:].float()
         sizes = images.sizes[numbers]
         pixels = crops.cut(images.pixels[numbers], sizes, plans, images.window)
@@ -128,12 +128,12 @@ class HeldWindows(Held):
 
 @dataclass(frozen=True)
 class LoadedSplit:
-    """A split whose images stay where they are until they are wanted.
+    """A split whose images are read when they are needed.
 
     Attributes:
-        split: which images.
-        window: pixels of a side of what is cut out.
-        converted: of no image it is known before it is read.
+        split: the split.
+        window: side of the window in pixels.
+        converted: zero, as this is found out when images are read.
     """
 
     split: Split
@@ -144,12 +144,12 @@ class LoadedSplit:
         return len(self.split)
 
     def source(self, rows: int, device: torch.device, scales: tuple[int, int]) -> LoadedWindows:
-        """Batches of so many."""
+        """The source of batches of ``rows`` windows."""
         return LoadedWindows(self, rows, device, scales)
 
 
 class _Windows(Reader):
-    """Windows as bytes, boxes, labels, and that the image could be read."""
+    """Reads windows as bytes, boxes, labels, and True: the image could be read."""
 
     def __init__(self, images: LoadedSplit) -> None:
         self.images, self.split = images, images.split.name
@@ -170,13 +170,13 @@ class _Windows(Reader):
 
 
 class LoadedWindows(Streamed):
-    """Windows on images that are read ahead.
+    """Batches of windows on images that worker processes read ahead.
 
     Args:
-        images: where they are.
-        rows: images of a batch.
-        device: where batches go.
-        scales: the least and the largest longer side to learn from.
+        images: the images.
+        rows: images per batch.
+        device: the device of the batches.
+        scales: the smallest and the largest longer side of training images.
     """
 
     def __init__(self, images: LoadedSplit, rows: int, device: torch.device, scales: tuple[int, int]) -> None:
@@ -193,7 +193,7 @@ class LoadedWindows(Streamed):
         return _still(len(self), self.images.window)
 
     def batch(self) -> Batch:
-        """As it came."""
+        """The current batch, normalised."""
         pixels, boxes, labels, usable = self.tensors
         return self._normalize(pixels), boxes, labels, usable
 

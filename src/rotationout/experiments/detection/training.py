@@ -1,4 +1,4 @@
-"""Training runs of object detection: SGD on RetinaNet's loss, and what is seen in the test images."""
+"""Training runs of Table 3: SGD on RetinaNet's loss, and average precision on the test images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Windows = HeldSplit | LoadedSplit
 
 @dataclass(frozen=True)
 class Album:
-    """What to learn from and what to test on, and weights to start from."""
+    """The training images, the test images, and pretrained weights of the backbone, if any."""
 
     train: Windows
     test: Windows
@@ -55,15 +55,15 @@ class Detection(VisionRun[Windows]):
 
     Args:
         config: what to run.
-        album: what to learn from and to test on.
-        device: where.
+        album: the training images and the test images.
+        device: the device to train on.
     """
 
     config: DetectionConfig
 
     def __init__(self, config: DetectionConfig, album: Album, device: torch.device) -> None:
         self.album = album
-        self.test_rows = config.batch // processes.size()  # windows are large
+        self.test_rows = config.batch // processes.size()  # test crops are as large as those of training
         super().__init__(config, album.train, album.test, device)
         self.levels = [level.to(device) for level in self.detector.anchors(config.crop)]
         self.anchors = torch.cat(self.levels)
@@ -71,19 +71,19 @@ class Detection(VisionRun[Windows]):
 
     @property
     def detector(self) -> Detector:
-        """The network by its class."""
+        """The network, typed as a `Detector`."""
         return cast(Detector, self.network)
 
     @property
     def result(self) -> dict[str, float]:
-        """The last test: its loss and, where pycocotools is there, average precision in per cent."""
+        """The last test: its loss and, if pycocotools is installed, average precision in per cent."""
         tests = len(self.curves.get("test_loss_curve", []))
-        # A run may have gone on where there is no pycocotools: what was scored before is not the last test.
+        # A shorter curve is left out: a run resumed on a machine without pycocotools has no score of the last test.
         return {name.removesuffix("_curve"): v[-1] for name, v in self.curves.items() if len(v) == tests}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was learnt from and tested on, what was left out of it, and what was seen in a few test images."""
+        """The numbers of images and boxes, what was left out, and the detections in a few test images."""
         train, test = self.album.train.split, self.album.test.split
         met, converted = self.met()
         bad = Counter(problem.split for problem in met)
@@ -99,7 +99,7 @@ class Detection(VisionRun[Windows]):
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The detections in the test images."""
+        """The detections in all test images."""
         return {SUFFIX: pack(self.found)}
 
     @property
@@ -113,11 +113,11 @@ class Detection(VisionRun[Windows]):
         """The last test, in a line."""
         result = self.result
         if "ap" not in result:
-            return f"test loss {result['test_loss']:.4f}; AP to be had by `rotationout score {self.config.recipe}`"
+            return f"test loss {result['test_loss']:.4f}; for AP run `rotationout score {self.config.recipe}`"
         return f"AP {result['ap']:.2f}, AP50 {result['ap50']:.2f}, AP75 {result['ap75']:.2f}"
 
     def build_network(self) -> nn.Module:
-        """RetinaNet with its noises, in the layout that convolutions are fastest in."""
+        """RetinaNet with its noise, in channels_last."""
         config = self.config
         network = Detector(
             len(self.album.train.split.categories),
@@ -130,21 +130,21 @@ class Detection(VisionRun[Windows]):
         return channels_last(network)
 
     def build_source(self, images: Windows, rows: int) -> Source:
-        """On the device or from the disk, as they are."""
+        """The source of these images, held on the device or read from the disk."""
         return images.source(rows, self.device, self.config.scales)
 
     def regions(self) -> Iterable[nn.Module]:
-        """The residual blocks, most of which are alike."""
+        """The residual blocks, most of which have the same shapes."""
         return residual_blocks(self.detector.body)
 
     def batch_loss(self) -> Tensor:
-        """RetinaNet's loss, the mean of the batch. An image that could not be read counts for nothing."""
+        """RetinaNet's loss, the mean over the batch; an image that could not be read contributes zero."""
         images, boxes, labels, usable = self.learnt.batch()
         logits, deltas = self.network(images)
         return (self._losses(logits.float(), deltas.float(), boxes, labels) * usable).mean()
 
     def test(self) -> dict[str, float]:
-        """The loss on the test images, and how well they are seen through; every process looks at some of them."""
+        """The loss and the average precision on the test images, which the processes share."""
         if len(self.losses) % self.config.test_every and not self.finished:
             return {}
         loss, count, found = self._see_test_images()
@@ -158,11 +158,11 @@ class Detection(VisionRun[Windows]):
         return scores
 
     def state(self) -> dict[str, Any]:
-        """With the last detections."""
+        """The state of `VisionRun`, with the last detections."""
         return {**super().state(), "found": self.found}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         super().restore(state)
         self.found = state["found"]
 
@@ -172,7 +172,7 @@ class Detection(VisionRun[Windows]):
 
     @torch.no_grad()
     def _see_test_images(self) -> tuple[float, int, Tensor]:
-        """Of this process's part of the test images: the sum of their losses, how many, and the detections."""
+        """For this process's part of the test images: the sum of their losses, their number, and the detections."""
         self.network.eval()
         split, side = self.album.test.split, self.config.crop
         losses, count, found = torch.zeros((), device=self.device), 0, [self.found[:0]]

@@ -1,4 +1,4 @@
-"""What decides a run on a folder of images."""
+"""The config of a run on a folder of images (Table 2)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ImagesConfig(ClassifierConfig):
     """A run of torchvision's ResNet-50 on a folder of images.
 
     Args:
-        size: pixels of the sides of a crop.
-        short_side: pixels of the short side of an image of which the middle is tested.
-        held: keep all images on the device, decoded and with that short side, and cut them there. Otherwise they are
-            read for every epoch.
-        last_stages: how many of the four stages have noise, counted from the end.
-        block_sizes: of noises that act in blocks, for each of those stages; that of the last one last.
-        train_split: the folder to learn from.
-        test_split: the folder to test on.
+        size: side of a crop in pixels.
+        short_side: before a test crop is taken from its middle, an image is resized to this short side in pixels.
+        held: keep all images on the device, decoded and resized to ``short_side``, and crop them there. Otherwise
+            worker processes read them again in every epoch.
+        last_stages: how many of the four stages get noise, counted from the end.
+        block_sizes: block size of a noise that acts in blocks, for each stage with noise, in the order of the stages.
+        train_split: the folder of the training images.
+        test_split: the folder of the test images.
     """
 
     batch: int = 256

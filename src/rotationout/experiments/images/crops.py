@@ -1,9 +1,9 @@
-"""Crops: drawn for many images at once, and resampled on the device, every image with its own.
+"""Random crops of a batch of images: the boxes are drawn on the CPU, and all crops are resampled at once on the device.
 
 Boxes are drawn as by torchvision's RandomResizedCrop, the crops of Szegedy et al. 2015: an area between 8 % and all of
-the image, a ratio of the sides between 3/4 and 4/3. Resampling is linear in the pixels, each axis apart: a crop is
-A·X·Bᵀ with two small matrices for every image, whose rows are the weights of a bilinear filter with antialiasing. That
-is a product of fixed shapes, which a CUDA graph can hold; the sizes of the images need not agree.
+the image, a ratio of the sides between 3/4 and 4/3. Resampling is linear in the pixels and separable: a crop is A·X·Bᵀ
+with two small matrices for every image, whose rows are the weights of a bilinear filter with antialiasing. These
+products have fixed shapes, whatever the sizes of the images, so that a CUDA graph can capture them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 
 def draw_boxes(sizes: Tensor, generator: torch.Generator) -> Tensor:
-    """A random box in each image, and whether it is mirrored.
+    """Draw a random box in each image, and whether to mirror it.
 
-    Of up to ten boxes the first that fits is taken; if none does, the largest one in the middle whose ratio is allowed.
+    Ten boxes are drawn per image, and the first that fits is used; if none fits, the largest centred box with an
+    allowed ratio.
 
     Args:
         sizes: height and width of every image, (N, 2), int64, on the CPU.
-        generator: what draws.
+        generator: the generator that draws them.
 
     Returns:
         top, left, height, width, mirrored: (N, 5), int64.
@@ -40,7 +41,7 @@ def draw_boxes(sizes: Tensor, generator: torch.Generator) -> Tensor:
     ratio = _uniform(math.log(RATIO[0]), math.log(RATIO[1]), (count, TRIES), generator).exp()
     width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (width <= wide) & (height <= high) & (width > 0) & (height > 0)
-    first = fits.int().argmax(1, keepdim=True)  # of equal ones the first
+    first = fits.int().argmax(1, keepdim=True)  # argmax returns the first maximum
     height, width = height.gather(1, first), width.gather(1, first)
     place = _uniform(0.0, 1.0, (count, 2), generator)
     top = (place[:, :1] * (high - height + 1)).floor()
@@ -62,7 +63,7 @@ def _uniform(low: float, high: float, shape: tuple[int, int], generator: torch.G
 
 
 def centre_boxes(sizes: Tensor, size: int) -> Tensor:
-    """The square of ``size`` pixels in the middle of each image, (N, 5).
+    """The box of ``size`` × ``size`` pixels in the middle of each image, (N, 5).
 
     >>> centre_boxes(torch.tensor([[128, 161]]), 128)
     tensor([[  0,  16, 128, 128,   0]])
@@ -73,14 +74,14 @@ def centre_boxes(sizes: Tensor, size: int) -> Tensor:
 
 
 def resample(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """What is in the boxes, as squares of ``size`` pixels, in fp32.
+    """Resize the content of each box to ``size`` × ``size`` pixels, in fp32.
 
-    As torchvision's ``resized_crop`` with antialiasing does, but all at once, and not rounded to bytes.
+    The same as torchvision's ``resized_crop`` with antialiasing, but all at once, and not rounded to bytes.
 
     Args:
-        pixels: (N, C, H, W); what lies outside of the boxes has no influence.
+        pixels: (N, C, H, W); pixels outside the boxes have no influence.
         boxes: top, left, height, width, mirrored: (N, 5).
-        size: of the result.
+        size: side of the result.
 
     >>> image = torch.arange(16.0).view(1, 1, 4, 4)
     >>> resample(image, torch.tensor([[1, 0, 2, 4, 1]]), 2)
@@ -96,9 +97,9 @@ def resample(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
 
 
 def _weights(start: Tensor, length: Tensor, size: int, extent: int) -> Tensor:
-    """How much of each of ``extent`` pixels is in each of ``size``, (N, size, extent): a triangle about its place."""
+    """Triangular weights of each of ``extent`` input pixels in each of ``size`` output pixels, (N, size, extent)."""
     step = length / size
-    reach = step.clamp(min=1)  # wider where pixels become fewer: antialiasing
+    reach = step.clamp(min=1)  # a wider filter where the image shrinks: antialiasing
     centre = start + (torch.arange(size, device=start.device).view(1, -1, 1) + 0.5) * step
     pixel = torch.arange(extent, device=start.device) + 0.5
     inside = (pixel > start) & (pixel < start + length)

@@ -1,7 +1,7 @@
-"""Where images are found: in torchvision's ImageFolder layout, or packed, a file for each split.
+"""The files of a data set of images: in torchvision's ImageFolder layout, or packed into one file for each split.
 
 *Folders*: ``<split>/<class>/<image>``, classes in the order of their names. *Packed*: ``<split>.pt``, which holds the
-files of a split as they are, one after the other; one file travels where thirteen thousand do not like to.
+undecoded files of a split one after the other; it is easier to copy than thousands of small files.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["ENDINGS", "Files", "Folder", "Packed", "check_classes", "open_split", "pack"]
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Of the names of images, as torchvision has them."""
+"""Endings of the names of images, from torchvision."""
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Files(abc.ABC):
-    """The images of a split, not decoded.
+    """The image files of a split, not decoded.
 
     Attributes:
-        split: its name.
+        split: the name of the split.
         classes: names of the classes, in order.
-        names: of the images, ``<class>/<file>``.
-        labels: the number of the class of each.
+        names: names of the images, ``<class>/<file>``.
+        labels: for each image the number of its class.
     """
 
     split: str
@@ -51,44 +51,44 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def read(self, index: int) -> bytes:
-        """The bytes of a file, which may raise an OSError."""
+        """The bytes of a file; may raise an OSError."""
 
     def decode(self, index: int) -> tuple[Image, bool]:
-        """An image in RGB, and whether it had to be converted: `rotationout.experiments.pixels.decode`."""
+        """Decode an image to RGB; also, whether it had to be converted, see `rotationout.experiments.pixels.decode`."""
         return decode(self.names[index], partial(self.read, index))
 
 
 @dataclass(frozen=True)
 class Folder(Files):
-    """Images in folders, read when they are wanted."""
+    """Image files in folders, read from the disk when they are needed."""
 
     root: str
 
     def read(self, index: int) -> bytes:
-        """From the disk."""
+        """Read the file from the disk."""
         return Path(self.root, self.names[index]).read_bytes()
 
 
 @dataclass(frozen=True)
 class Packed(Files):
-    """Images in one piece of memory.
+    """Image files in memory, as one tensor.
 
     Attributes:
         content: all files one after the other, uint8.
-        ends: where each ends, int64.
+        ends: the offset at which each file ends, int64.
     """
 
     content: Tensor
     ends: Tensor
 
     def read(self, index: int) -> bytes:
-        """From memory."""
+        """Copy the file from memory."""
         start = int(self.ends[index - 1]) if index else 0
         return bytes(self.content[start : int(self.ends[index])].numpy().data)
 
 
 def open_split(path: Path | str, split: str) -> Files:
-    """The images of a split: ``path/split.pt`` if there is one, or those in ``path/split/<class>/``."""
+    """Open a split: the packed file ``path/split.pt`` if it exists, else the folders ``path/split/<class>/``."""
     root = Path(path)
     if (root / f"{split}.pt").is_file():
         return _load(root / f"{split}.pt", split)
@@ -97,15 +97,15 @@ def open_split(path: Path | str, split: str) -> Files:
     if not classes:
         raise FileNotFoundError(
             f"{folder} has no folder for each class, and there is no {split}.pt; the path must be that of a folder "
-            "with train/<class>/<image> and val/<class>/<image>, or with what `rotationout images` wrote"
+            "with train/<class>/<image> and val/<class>/<image>, or with the files that `rotationout images` writes"
         )
     names, labels = [], []
     for label, name in enumerate(classes):
         found = sorted(entry.name for entry in os.scandir(folder / name) if entry.name.lower().endswith(ENDINGS))
         if not found:
             raise ValueError(
-                f"{folder / name} has no images (names that end in {', '.join(ENDINGS)}): a class needs some; remove "
-                "the folder here and in the other split if there is no such class"
+                f"{folder / name} has no images (names that end in {', '.join(ENDINGS)}): every class needs some; "
+                "remove the folder here and in the other split if there is no such class"
             )
         names += [f"{name}/{file}" for file in found]
         labels += [label] * len(found)
@@ -124,7 +124,7 @@ def check_classes(train: Files, test: Files) -> None:
 
 
 def pack(path: Path | str, folder: Path, splits: Sequence[str] = ("train", "val")) -> list[Path]:
-    """Write the files of some splits as they are to ``folder/<split>.pt``; where they went."""
+    """Pack the undecoded files of some splits into ``folder/<split>.pt``; the paths written."""
     written = []
     for split in splits:
         files = open_split(path, split)
@@ -148,7 +148,7 @@ def pack(path: Path | str, folder: Path, splits: Sequence[str] = ("train", "val"
 
 
 def _load(path: Path, split: str) -> Packed:
-    """What `pack` wrote, read without running anything in it."""
+    """Read a file that `pack` wrote, without executing any code in it."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         version = content.pop("version")
@@ -161,5 +161,8 @@ def _load(path: Path, split: str) -> Packed:
             f"{path} does not hold packed images, or is damaged; pack them again: `rotationout images`"
         ) from error
     if version != VERSION or not sound:
-        raise ValueError(f"{path} does not hold the images of {split!r} as they are packed now: `rotationout images`")
+        raise ValueError(
+            f"{path} does not hold the images of {split!r} in the format of this version; pack them again: "
+            "`rotationout images`"
+        )
     return files

@@ -1,4 +1,4 @@
-"""Images that fit on the device: all decoded once, cropped and mirrored there."""
+"""Images that are held on the device: all decoded once, then cropped and mirrored on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LONGEST", "HeldImages", "HeldSource", "fit", "hold"]
 
 LONGEST = 4 / 3
-"""Of an image no more than so many times its short side is kept, about its middle."""
+"""The longest side that is kept, as a multiple of the short side; the rest is cut off at both ends."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class HeldImages:
     """Decoded images.
 
     Attributes:
-        pixels: (N, 3, H, W), uint8, each in the upper left corner of its place.
-        sizes: height and width of each, (N, 2), int64, on the CPU.
+        pixels: (N, 3, H, W), uint8; each image is in the upper left corner, the rest is zero.
+        sizes: height and width of each image, (N, 2), int64, on the CPU.
         labels: (N,), int64.
-        size: pixels of a crop.
+        size: side of a crop in pixels.
         problems: images that were left out.
-        converted: how many were not in RGB.
+        converted: the number of images that were not in RGB.
     """
 
     pixels: Tensor
@@ -47,19 +47,19 @@ class HeldImages:
         return len(self.labels)
 
     def source(self, rows: int, device: torch.device) -> HeldSource:
-        """Batches of so many; the device is where they are."""
+        """The source of batches of ``rows`` images, on the device that holds them."""
         return HeldSource(self, rows)
 
 
 def hold(files: Files, size: int, short: int, device: torch.device, out: TextIO | None = None) -> HeldImages:
-    """Decode all images of a split, and put them on a device.
+    """Decode all images of a split and move them to a device.
 
     Args:
-        files: where they are.
-        size: pixels of the crops that will be taken of them.
-        short: pixels of their short sides; images that differ are resized.
-        device: where to keep them.
-        out: where to report what is left out, stderr if not given.
+        files: the image files.
+        size: side in pixels of the crops that will be taken.
+        short: short side in pixels to which all images are resized.
+        device: the device that holds the images.
+        out: where to report images that are left out, stderr by default.
     """
 
     def read(index: int) -> tuple[Tensor, bool]:
@@ -80,7 +80,7 @@ def hold(files: Files, size: int, short: int, device: torch.device, out: TextIO 
 
 
 def fit(image: Image, size: int) -> Image:
-    """The image with a short side of ``size`` pixels, and of its long side no more than `LONGEST` allows.
+    """Resize an image to a short side of ``size`` pixels, and cut its long side to at most `LONGEST` times that.
 
     >>> from PIL import Image
     >>> fit(Image.new("RGB", (500, 100)), 128).size, fit(Image.new("RGB", (128, 150)), 128).size
@@ -101,11 +101,11 @@ def fit(image: Image, size: int) -> Image:
 
 
 class HeldSource(Held):
-    """Batches of images on the device.
+    """Batches of images that are held on the device.
 
     Args:
-        images: all of them.
-        rows: images of a batch.
+        images: all images.
+        rows: images per batch.
     """
 
     def __init__(self, images: HeldImages, rows: int) -> None:
@@ -117,16 +117,16 @@ class HeldSource(Held):
         return len(self.images)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Which image, and its box: (images, 6)."""
+        """The number of each image and its random box, (images, 6)."""
         order = torch.randperm(len(self), generator=generator)
         return torch.cat([order.unsqueeze(1), draw_boxes(self.images.sizes[order], generator)], dim=1)
 
     def still(self) -> Tensor:
-        """The square in the middle of each image."""
+        """The number of each image and the square in its middle, (images, 6)."""
         numbers = torch.arange(len(self)).unsqueeze(1)
         return torch.cat([numbers, centre_boxes(self.images.sizes, self.images.size)], dim=1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Cropped on the device."""
+        """The current batch, cropped on the device, and its labels."""
         crops = resample(self.images.pixels[self.chosen[:, 0]], self.chosen[:, 1:], self.images.size)
         return self._normalize(crops), self.labels_of(self.images.labels)

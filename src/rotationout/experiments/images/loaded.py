@@ -1,4 +1,4 @@
-"""Images that are too many to be held, decoded and cropped by other processes: `rotationout.experiments.streamed`."""
+"""Images that do not fit on the device: worker processes decode and crop them (`rotationout.experiments.streamed`)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["LoadedImages", "LoadedSource"]
 
 STILL = -1
-"""In the place of the number that a crop is drawn from: the middle of the image."""
+"""In the plan, instead of the seed of a random crop: take the middle of the image."""
 
 
 @dataclass(frozen=True)
 class LoadedImages:
-    """Images that stay where they are until they are wanted.
+    """Image files of a split that are read when they are needed.
 
     Attributes:
-        files: where they are.
-        size: pixels of a crop.
-        short: to test, pixels of the short side before the middle is cut out.
-        problems: none are known before they are read.
-        converted: likewise.
+        files: the image files.
+        size: side of a crop in pixels.
+        short: for tests, the short side to which an image is resized before its middle is cut out.
+        problems: empty, as problems are found when images are read.
+        converted: zero, likewise.
     """
 
     files: Files
@@ -47,12 +47,12 @@ class LoadedImages:
         return len(self.files)
 
     def source(self, rows: int, device: torch.device) -> LoadedSource:
-        """Batches of so many."""
+        """The source of batches of ``rows`` images."""
         return LoadedSource(self, rows, device)
 
 
 class _Crops(Reader):
-    """Crops of images, and their labels. A row of a plan is a number and what the crop is drawn from."""
+    """Reads crops of images and their labels. A row of a plan is the number of an image and the seed of its crop."""
 
     def __init__(self, images: LoadedImages) -> None:
         self.images = images
@@ -78,12 +78,12 @@ class _Crops(Reader):
 
 
 class LoadedSource(Streamed):
-    """Batches of images that are read ahead.
+    """Batches of images that worker processes read ahead.
 
     Args:
-        images: where they are.
-        rows: images of a batch.
-        device: where batches go.
+        images: the images.
+        rows: images per batch.
+        device: the device of the batches.
     """
 
     def __init__(self, images: LoadedImages, rows: int, device: torch.device) -> None:
@@ -91,15 +91,15 @@ class LoadedSource(Streamed):
         self._normalize = Normalize(device)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Which image, and the number that its crop is drawn from: (images, 2)."""
+        """The number of each image and the seed of its crop, (images, 2)."""
         order = torch.randperm(len(self), generator=generator)
         return torch.stack([order, torch.randint(2**62, (len(self),), generator=generator)], dim=1)
 
     def still(self) -> Tensor:
-        """The middle of each image."""
+        """The number of each image, and `STILL`, (images, 2)."""
         return torch.stack([torch.arange(len(self)), torch.full((len(self),), STILL)], dim=1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """As it came."""
+        """The current batch, normalised, and its labels."""
         pixels, labels = self.tensors
         return self._normalize(pixels), labels

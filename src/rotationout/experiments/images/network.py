@@ -1,4 +1,4 @@
-"""ResNet-50 as torchvision has it, with the noise of a row of Table 2 in its place."""
+"""The network of Table 2: torchvision's ResNet-50, with the noise of a row."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .config import ImagesConfig
 __all__ = ["LAYERS", "build_network"]
 
 LAYERS = (3, 4, 6, 3)
-"""Blocks of the stages of ResNet-50."""
+"""Blocks in each stage of ResNet-50."""
 BEFORE_LINEAR = {"spatial": "dropout", "dropblock": "dropout"}
-"""What noises of maps are on the map of one position that the last linear layer is given."""
+"""The noise before the last linear layer, whose input is a vector, where it is not the noise of the maps."""
 
 
 def build_network(config: ImagesConfig, classes: int) -> nn.Module:
-    """The network of a config with its noise; initial weights by torch's default generator.
+    """The network of a config with its noise; torch's default generator draws the initial weights.
 
-    Cutout is on the images, DropPath on the residual branches of the last stages. The others are before every
-    convolution of those branches, and before the last linear layer.
+    Cutout acts on the images, DropPath on the residual branches of the last stages. All other noises are before every
+    convolution of these branches, and before the last linear layer.
     """
     try:
         from torchvision.models.resnet import Bottleneck, ResNet
     except ImportError as error:
         raise ImportError(
-            "ResNet-50 is torchvision's, of the extra vision: pip install 'rotationout[vision]'"
+            "ResNet-50 needs torchvision, part of the extra 'vision': pip install 'rotationout[vision]'"
         ) from error
 
     network: nn.Module = ResNet(Bottleneck, num_classes=classes, **{"layers": LAYERS, **config.network_options})
@@ -45,7 +45,6 @@ def build_network(config: ImagesConfig, classes: int) -> nn.Module:
 def _drop_paths(network: nn.Module, config: ImagesConfig) -> None:
     for stage in range(STAGES - config.last_stages, STAGES):
         for block in network.get_submodule(f"layer{stage + 1}").children():
-            # Not inserted: a BatchNorm layer is another one, without its hooks, once it is made to take statistics over
-            # processes.
+            # Not by `insert`, which uses hooks: SyncBatchNorm, which may replace this layer, would lose them.
             last = block.get_submodule("bn3")
             block.bn3 = nn.Sequential(last, make_noise("droppath", config.p, **config.noise_options))

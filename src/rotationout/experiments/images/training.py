@@ -1,4 +1,4 @@
-"""Training runs on folders of images."""
+"""Training runs of Table 2, on a folder of images."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ __all__ = ["ImageClassification", "ImageData", "Pictures", "load_pictures"]
 
 
 class Pictures(Protocol):
-    """The images of a split, wherever they are."""
+    """The images of a split: `HeldImages` or `LoadedImages`."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Those that are known to be bad."""
+        """Images known to be bad before training."""
 
     @property
     def converted(self) -> int:
-        """How many are known not to be in RGB."""
+        """The number of images known not to be in RGB before training."""
 
     def __len__(self) -> int: ...
 
     def source(self, rows: int, device: torch.device) -> Source:
-        """Batches of so many."""
+        """The source of batches of ``rows`` images."""
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """What to learn from and what to test on, and the names of the classes."""
+    """The training images, the test images and the names of the classes."""
 
     train: Pictures
     test: Pictures
@@ -54,7 +54,7 @@ class ImageData:
 
 
 def load_pictures(config: ImagesConfig, data: Path, device: torch.device) -> ImageData:
-    """The images in a folder with a folder for each split, or packed (`rotationout.experiments.images.files`)."""
+    """Open the images of a config, in folders or packed (`rotationout.experiments.images.files`)."""
     train, test = (open_split(data, split) for split in (config.train_split, config.test_split))
     check_classes(train, test)
 
@@ -71,8 +71,8 @@ class ImageClassification(Classifier[Pictures]):
 
     Args:
         config: what to run.
-        data: what to learn from and to test on.
-        device: where.
+        data: the training images and the test images.
+        device: the device to train on.
     """
 
     config: ImagesConfig
@@ -87,7 +87,7 @@ class ImageClassification(Classifier[Pictures]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was learnt from and tested on, what was left out of it, and how fast it was learnt."""
+        """The numbers of images and classes, what was left out, and the training speed."""
         train, test = self.data.train, self.data.test
         problems, converted = self.met()
         bad = Counter(problem.split for problem in problems)
@@ -101,25 +101,25 @@ class ImageClassification(Classifier[Pictures]):
         }
 
     def build_network(self) -> nn.Module:
-        """With as many outputs as there are classes."""
+        """ResNet-50 with its noise, an output for every class, in channels_last."""
         return channels_last(build_network(self.config, len(self.data.classes)))
 
     def build_source(self, images: Pictures, rows: int) -> Source:
-        """On the device or from the disk, as they are."""
+        """The source of these images, held on the device or read from the disk."""
         return images.source(rows, self.device)
 
     def regions(self) -> Iterable[nn.Module]:
-        """The residual blocks, most of which are alike."""
+        """The residual blocks, most of which have the same shapes."""
         return residual_blocks(self.network)
 
     def begin_epoch(self) -> None:
-        """With a look at the clock."""
+        """Draw the plan of an epoch, and note the time."""
         super().begin_epoch()
         self._begun = self.step, time.monotonic()
 
     def test(self) -> dict[str, float]:
-        """With a look at the clock before it: all that was learnt is learnt by now, as the loss is known."""
-        if self._begun is not None:  # a run that was resumed inside this epoch has not seen it begin
+        """Measure the training speed of the epoch, whose work is done as its loss is known; then test."""
+        if self._begun is not None:  # None if the run was resumed within this epoch
             step, then = self._begun
             self._rates.append(self.config.batch * (self.step - step) / (time.monotonic() - then))
             self._begun = None

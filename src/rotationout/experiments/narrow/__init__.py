@@ -1,12 +1,15 @@
-"""Residual networks of few channels on a GPU: 3×3 convolutions and BatchNorm in kernels of their own.
+"""Triton kernels for residual networks with few channels: 3×3 convolutions and BatchNorm, faster than the libraries.
 
-With 16, 32 and 64 channels, as ResNet110 for 32×32 images has them, a step is some two thousand small launches, and
-libraries are tuned for larger ones. Here weights are rounded where they are used, BatchNorm comes with the sum and the
-ReLU behind it, and every pass over the maps reads 16 bytes a thread.
+With 16, 32 and 64 channels, as in ResNet110 for 32×32 images (Table 1), a step is some two thousand small launches, and
+libraries are tuned for larger ones. Here weights are rounded inside the kernels, BatchNorm is fused with the sum and
+the ReLU after it, and every pass over the maps reads 16 bytes per thread. Results equal torch's up to rounding;
+modules, parameters and buffers are torch's own.
 
-`layers` has the layers, and `conditions` says where the kernels are used. `convolution` has the derivatives of a
-convolution, `convolving` and `weighing` what launches the kernels for its maps and for its weight, `batchnorm` the same
-of BatchNorm, `handing` what the former finds out for the latter; `convolving_kernels` and `batchnorm_kernels` are
-kernels, `taps` and `adding` what several share, and `tiles` says how large their pieces are. Numbers are torch's up to
-rounding; modules, parameters and buffers are torch's own.
+- `layers`: the functions that a network calls; `conditions` decides where they use the kernels.
+- `convolution`: autograd functions of a convolution. `convolving` launches the kernels for its output and the gradient
+  of its input, `weighing` those for the gradient of its weight.
+- `batchnorm`: the autograd function of BatchNorm, and the launches of its kernels.
+- `handing`: how the backward pass of a convolution hands sums to that of the BatchNorm before it.
+- `convolving_kernels` and `batchnorm_kernels`: the kernels; `taps` and `adding`: kernel parts that several use;
+  `tiles`: their block sizes.
 """

@@ -1,7 +1,8 @@
-"""Sums that several programs took, added up in a launch of its own, always in one order, on a GPU in Triton.
+"""Adds up the sums that several programs computed, in a launch of its own and always in one order, in Triton.
 
-The programs that use the sums could each do it for themselves, and a launch less; but there are hundreds of them, and
-where several runs share a GPU it is what they do that counts. Import this only where triton is installed.
+Each program that uses the totals could add them up itself, which would save the launch. But there are hundreds of such
+programs, and where several runs share a GPU the total work counts, not the number of launches. Import this only where
+triton is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -20,12 +21,12 @@ __all__ = ["add_up"]
 
 
 def add_up(sums: Tensor, total: Tensor, beside: tuple[Tensor, Tensor] | None = None) -> None:
-    """Add up sums (parts, …) in fp32 to a total of as many elements as a part has, of any precision.
+    """Add up sums over their parts.
 
     Args:
-        sums: to add up.
-        total: what they come to.
-        beside: other sums and their total, in the same launch.
+        sums: the sums, (parts, …) in fp32.
+        total: where the total is written: as many elements as a part has, in any precision.
+        beside: other sums and their total, to add up in the same launch.
     """
     more, other = beside or (sums, total)
     programs, sizes = _shared_out(sums, total)
@@ -38,7 +39,7 @@ def add_up(sums: Tensor, total: Tensor, beside: tuple[Tensor, Tensor] | None = N
 
 
 def _shared_out(sums: Tensor, total: Tensor) -> tuple[int, dict[str, int]]:
-    """How many programs there are, and what each does at once."""
+    """The number of programs, and the block sizes of each."""
     most, numbers = tiles.ADDED
     at_once = min(most, tiles.power_of_two(len(sums)))
     block = numbers // at_once
@@ -62,7 +63,7 @@ def _add_up_kernel(
     OTHER_AT_ONCE: tl.constexpr,
     OTHER_BLOCK: tl.constexpr,
 ):
-    """The FIRST programs add up sums, those behind them, if there are TWO kinds, the others."""
+    """The FIRST programs add up sums; if there are TWO kinds, the programs after them add up the others."""
     program = tl.program_id(0)
     if TWO:
         if program < FIRST:
@@ -75,7 +76,7 @@ def _add_up_kernel(
 
 @triton.jit
 def _add(program, sums, total, parts, SIZE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of all parts (parts, SIZE) of some elements, always in one order."""
+    """Add up sums (parts, SIZE) over their parts for some of the elements, always in one order."""
     element = program * BLOCK + tl.arange(0, BLOCK)
     found = tl.zeros((AT_ONCE, BLOCK), tl.float32)
     for first in range(0, parts, AT_ONCE):

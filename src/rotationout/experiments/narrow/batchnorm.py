@@ -1,15 +1,14 @@
-"""BatchNorm of few channels in training, with what follows it in a residual network, on a GPU in Triton.
+"""BatchNorm of few channels in training mode, with the sum and the ReLU after it, on a GPU in Triton.
 
-y = relu(γ·(x − mean)/√(var + ε) + β + residual), the last two steps being optional, in three launches, and its
-gradients in three: the first of each takes sums over some positions each, a small one finishes them, in one order, so
-that nothing depends on how programs run, and the last goes over the maps once more.
+y = relu(γ·(x − mean)/√(var + ε) + β + residual), residual and ReLU being optional. The forward pass has three launches,
+and so has the backward pass: in the first every program computes sums over some positions, a small second one adds
+these up in a fixed order, so that results are reproducible, and the last goes over the maps again.
 
-Variances are sums of squares about a value of the data, the first of each part and channel, which is as far from the
-mean as data are (Chan, Golub and LeVeque 1983): nothing cancels where the mean is large. Parts then have means and
-sums of squares about these, which Chan's formula combines. A convolution that x comes from can take the sums instead,
-and finish them, about the running mean, which is soon as near; until then variances have fewer digits. And one that y
-goes to can take those for the gradients, see `rotationout.experiments.narrow.handing`. Import this only where triton is
-installed.
+Squares are summed about a value of the data, the first of each part and channel, as in Chan, Golub and LeVeque 1983:
+nothing cancels where the mean is large. Every part then has a mean and a sum of squares about it, which Chan's formula
+combines. The convolution before the norm can compute the sums instead, about the running mean, and finish them; until
+the running mean is near the mean, variances have fewer digits. The convolution after the norm can compute the sums of
+the backward pass, see `rotationout.experiments.narrow.handing`. Import this only where triton is installed.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from .handing import Answer, Offer
 __all__ = ["Normalisation", "Running"]
 
 AGAIN = True
-"""Whether gradients find again what the ReLU let through, where no residual was added, instead of reading y."""
+"""Whether the backward pass without a residual recomputes the mask of the ReLU from x instead of reading y."""
 
 
 class Running(NamedTuple):
-    """What a layer keeps of its batches, brought up to date with every one as torch does it."""
+    """The running statistics of a layer, which every batch updates as in torch."""
 
     mean: Tensor
     var: Tensor
@@ -49,18 +48,18 @@ class Running(NamedTuple):
 
 
 class Normalisation(torch.autograd.Function):
-    """``relu(batch_norm(x) + residual)``, of x's precision; gradients of γ and β are of their own.
+    """``relu(batch_norm(x) + residual)`` in the precision of x; gradients of γ and β have the precision of γ and β.
 
     Args:
-        x: (N, C, H, W) in channels_last, C at most 64; as residual.
-        residual: added before the ReLU, or None.
+        x: (N, C, H, W) in channels_last, C at most 64.
+        residual: added before the ReLU, like x, or None.
         weight: γ.
         bias: β.
-        running: changed in place.
+        running: the running statistics, changed in place.
         eps: ε.
-        relu: whether there is one.
-        sums: of x − ``running.mean`` and of its square, over some positions each, (parts, 2, C); or mean and
-            1/√(var + ε), (2, C), if running has them already; or None.
+        relu: whether to apply a ReLU.
+        sums: sums of x − ``running.mean`` and of its square, over the positions of each part, (parts, 2, C); or mean
+            and 1/√(var + ε) of the batch, (2, C), with which ``running`` is already updated; or None.
     """
 
     @staticmethod
@@ -75,7 +74,7 @@ class Normalisation(torch.autograd.Function):
         relu: bool,
         sums: Tensor | None = None,
     ) -> Tensor:
-        """Three launches, or two after a convolution that took the sums, or one after one that finished them."""
+        """Run three launches; two if the convolution before it computed the sums, one if it also finished them."""
         grid = _Grid.over(x, tiles.NORMALISED)
         finished = sums if sums is not None and sums.ndim == 2 else None
         saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device) if finished is None else finished
@@ -108,9 +107,10 @@ class Normalisation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Three launches. What a residual is given is what the ReLU let through: the last reads that, and no mask.
+        """Run three launches, or the last one alone if the convolution after it has handed over the sums.
 
-        Of the convolution behind it may have come both that and the sums: then it is the last one alone.
+        The gradient of the residual is the masked gradient: if there is a residual, the first launch stores it, and the
+        last reads it without a mask.
         """
         x, y, saved, weight, bias = ctx.saved_tensors
         totals, ctx.offer = ctx.answer.of(gradient), None
@@ -136,7 +136,7 @@ class Normalisation(torch.autograd.Function):
 
 
 class _Grid(NamedTuple):
-    """How maps are shared out: to parts of ``steps`` tiles for sums, and to programs of a tile each."""
+    """How the positions of maps are divided: into parts of ``steps`` tiles for sums, and programs of one tile each."""
 
     positions: int
     channels: int
@@ -147,7 +147,7 @@ class _Grid(NamedTuple):
 
     @classmethod
     def over(cls, x: Tensor, table: dict[int, tiles.Sums]) -> _Grid:
-        """That of x."""
+        """The grid over the positions of x."""
         channels = x.size(1)
         positions = x.numel() // channels
         wide = tiles.power_of_two(channels)
@@ -159,5 +159,5 @@ class _Grid(NamedTuple):
         return cls(positions, channels, steps, parts, programs, tile)
 
     def new_parts(self, x: Tensor) -> Tensor:
-        """Room for two sums of each part and channel, where x is."""
+        """An empty tensor for two sums of each part and channel, on the device of x."""
         return torch.empty((self.parts, 2, self.channels), dtype=torch.float32, device=x.device)

@@ -13,7 +13,7 @@ __all__ = ["combine_kernel", "finish_kernel", "gradient_kernel", "moments_kernel
 
 @triton.jit
 def tile(start, count, C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Where the elements of some positions lie, and which of these places are elements: (BLOCK_P, BLOCK_C)."""
+    """The offsets of the elements of some positions, and a mask of those that exist: (BLOCK_P, BLOCK_C) each."""
     p = start + tl.arange(0, BLOCK_P)
     c = tl.arange(0, BLOCK_C)
     return p[:, None] * C + c[None, :], (p < count)[:, None] & (c < C)[None, :]
@@ -21,7 +21,7 @@ def tile(start, count, C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.const
 
 @triton.jit
 def moments_kernel(x, parts, count, STEPS: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Mean, and sum of squares about it, of some positions: parts (parts, 2, C)."""
+    """Mean, and sum of squares about it, over the positions of each part, to parts (parts, 2, C)."""
     part = tl.program_id(0)
     first = part * (STEPS * BLOCK_P)
     c = tl.arange(0, BLOCK_C)
@@ -57,7 +57,7 @@ def combine_kernel(
     PARTS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Statistics of some channels from the means and the sums of squares of parts of so many positions each."""
+    """Statistics of some channels from the means and sums of squares of known parts, of ``each`` positions each."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     old = tl.load(running_mean + c, mask=c < C, other=0.0)
     part = tl.arange(0, PARTS)
@@ -89,7 +89,7 @@ def finish_kernel(
     AT_ONCE: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """The same from sums (known, 2, C) about the running mean."""
+    """Statistics of some channels from sums (known, 2, C) about the running mean."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     finish(sums, running_mean, running_var, saved, count, eps, momentum, known, c, C, AT_ONCE, BLOCK_C)
     if tl.program_id(0) == 0:
@@ -119,20 +119,21 @@ def finish(
         part = first + tl.arange(0, AT_ONCE)
         place = sums + part[:, None] * (2 * C) + c[None, :]
         there = (part < known)[:, None] & (c < C)[None, :]
-        # Past the first cache: other programs of this very launch may have written them.
+        # Bypass the L1 cache: other programs of this very launch may have written the sums.
         once += tl.load(place, mask=there, other=0.0, cache_modifier=".cg")
         squared += tl.load(place + C, mask=there, other=0.0, cache_modifier=".cg")
     apart = tl.sum(once, 0) / count
     square = tl.sum(squared, 0) - count * apart * apart
-    square = tl.where(square < 0, 0.0, square)  # by rounding; what is not a number stays so
+    square = tl.where(square < 0, 0.0, square)  # negative by rounding only; NaN stays NaN
     keep(old + apart, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
 
 
 @triton.jit
 def keep(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C: tl.constexpr):
-    """Mean and 1/√(var + ε) of channels c to saved (2, C), and to the moving averages.
+    """Store mean and 1/√(var + ε) of channels c to saved (2, C), and update the moving averages.
 
-    The old running mean was loaded before the sums were: no thread may need it when another has written the new one.
+    The old running mean must have been loaded before the sums: no thread may read it after another has written the new
+    one.
     """
     channel = c < C
     tl.store(saved + c, mean, mask=channel)
@@ -157,7 +158,7 @@ def normalise_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Some positions of y."""
+    """Normalise some positions, add the residual, apply the ReLU, and store them to y."""
     at, inside = tile(tl.program_id(0) * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
     value = tl.load(x + at, mask=inside, other=0.0)
     if RESIDUAL:
@@ -167,13 +168,13 @@ def normalise_kernel(
     if RESIDUAL:
         found += added.to(tl.float32)
     if RELU:
-        found = tl.where(found <= 0, 0.0, found)  # what is not a number stays so
+        found = tl.where(found <= 0, 0.0, found)  # NaN stays NaN
     tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def channels(saved, weight, bias, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Mean, 1/√(var + ε), that times γ, and β."""
+    """Mean, 1/√(var + ε), γ/√(var + ε) and β of all channels, with the statistics of the batch."""
     c = tl.arange(0, BLOCK_C)
     mean = tl.load(saved + c, mask=c < C, other=0.0)
     scale = tl.load(saved + C + c, mask=c < C, other=0.0)
@@ -183,7 +184,7 @@ def channels(saved, weight, bias, C: tl.constexpr, BLOCK_C: tl.constexpr):
 
 @triton.jit
 def kept_channels(mean, var, weight, bias, eps, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Mean, γ/√(var + ε) and β of a layer that goes by the statistics that it kept."""
+    """Mean, γ/√(var + ε) and β of all channels, with the running statistics of a layer in eval mode."""
     c = tl.arange(0, BLOCK_C)
     factor = tl.load(weight + c, mask=c < C, other=0.0) / tl.sqrt(tl.load(var + c, mask=c < C, other=1.0) + eps)
     return tl.load(mean + c, mask=c < C, other=0.0), factor, tl.load(bias + c, mask=c < C, other=0.0)
@@ -191,13 +192,13 @@ def kept_channels(mean, var, weight, bias, eps, C: tl.constexpr, BLOCK_C: tl.con
 
 @triton.jit
 def scaled(distance, factor, offset):
-    """What was so far from the mean, normalised: here for all, so that gradients find the same bits again."""
+    """Normalise, given the distance from the mean. All kernels use this, so that the backward pass finds equal bits."""
     return distance * factor[None, :] + offset[None, :]
 
 
 @triton.jit
 def passed(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr):
-    """The gradient before the ReLU."""
+    """Load the gradient of y, and mask it by the ReLU."""
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     shown = tl.load(y + at, mask=inside, other=0.0) if MASK == "output" else distance
     return let_through(g, shown, distance, factor, offset, y.dtype.element_ty, MASK)
@@ -205,10 +206,10 @@ def passed(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr
 
 @triton.jit
 def let_through(g, shown, distance, factor, offset, kind: tl.constexpr, MASK: tl.constexpr):
-    """What the ReLU lets through of g: its mask is that of the shown y, or found again from x's distance from the mean.
+    """Mask a gradient g by the ReLU: by the shown y, or recomputed from the distance of x from its mean.
 
-    Found again it is that of y as it was stored: in fp16 half of the least number, and less, was rounded to zero. The
-    other precisions have the exponents of fp32.
+    The recomputed mask is that of y as it was stored: in fp16, values up to half of the least number became zero.
+    The other precisions have the exponents of fp32.
     """
     if MASK == "output":
         g = tl.where(shown.to(tl.float32) <= 0, 0.0, g)
@@ -236,9 +237,9 @@ def sums_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Sums of g and of g·x̂ over some positions: parts (parts, 2, C); x̂ is x after normalisation, before γ and β.
+    """Sums of g and of g·x̂ over the positions of each part, to parts (parts, 2, C).
 
-    g is the gradient before the ReLU, which is kept if it is to be stored.
+    x̂ is x after normalisation, before γ and β. g is the gradient before the ReLU; if STORED it is also written to kept.
     """
     part = tl.program_id(0)
     mean, scale, factor, offset = channels(saved, weight, bias, C, BLOCK_C)

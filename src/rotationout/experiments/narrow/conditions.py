@@ -1,6 +1,6 @@
-"""Where kernels for few channels are used: by what a convolution and a norm are, what they are given, and who looks on.
+"""Decides where the narrow kernels are used: by the types and options of the modules and by their inputs.
 
-Where anybody watches a module with hooks, and where torch.compile looks on, there are none.
+Modules with hooks run in torch, so that their hooks are called, and so does everything under torch.compile.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from ...kernels.dispatch import HAS_TRITON
 __all__ = ["convolves", "is_ready", "normalises", "passes", "precision_of", "settles", "stride_of", "sums_for"]
 
 MULTIPLE, MOST = 16, 64
-"""Numbers of channels that there are kernels for: multiples of the one, up to the other."""
+"""The kernels need numbers of channels that are multiples of the first, and at most the second."""
 COLOURS = 3
-"""Those of images, which a convolution can also read; but there is no kernel for their gradient."""
+"""A convolution can also read images with so many channels, but there is no kernel for their gradient."""
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 2**31
-"""Elements that 32 bits can count."""
+"""The kernels index elements with 32 bits: there must be fewer than this."""
 STRIDES = True
-"""Whether there are kernels for a stride of 2."""
+"""Whether convolutions with a stride of 2 use the kernels."""
 SUMMED = True
-"""Whether convolutions take sums for the BatchNorm behind them."""
+"""Whether a convolution also computes sums for the statistics of the BatchNorm after it."""
 LAST = True
-"""Whether they finish them too, by the last of their programs."""
+"""Whether the last program of the convolution adds these sums up, and finishes the statistics."""
 SETTLED = True
-"""Whether they also do that BatchNorm, and what follows it, where it goes by the statistics that it kept."""
+"""Whether a convolution also applies the BatchNorm after it, with the sum and the ReLU, if that is in eval mode.
+
+These four are switches for tests and benchmarks.
+"""
 
 
 def convolves(convolution: nn.Module, x: Tensor) -> bool:
-    """Whether there is a kernel for this."""
+    """Whether a kernel can do this convolution of x."""
     if not isinstance(convolution, nn.Conv2d) or not _available(convolution, nn.Conv2d, x):
         return False
     if not (_narrow(x.size(1)) or (x.size(1) == COLOURS and not x.requires_grad)):
@@ -47,12 +50,15 @@ def convolves(convolution: nn.Module, x: Tensor) -> bool:
     if not (convolution.stride == (1, 1) or (STRIDES and convolution.stride == (2, 2) and _halved(x))):
         return False
     weight = convolution.weight
-    rounded = torch.float32 if _casts(x) else x.dtype  # autocast rounds fp32, and without it nobody does
+    rounded = torch.float32 if _casts(x) else x.dtype  # only under autocast is an fp32 weight rounded
     return weight.dtype == rounded and _dense(weight) and convolution.in_channels == x.size(1)
 
 
 def sums_for(norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual: Tensor | None) -> Any:
-    """What a convolution's sums are about: the running mean of a norm that needs them, or all that finishes them."""
+    """The origin of a convolution's sums for the norm after it: the norm's running mean, or None if there are no sums.
+
+    A `Behind` instead of the running mean means that the convolution also finishes the statistics.
+    """
     if not SUMMED or not isinstance(norm, nn.BatchNorm2d) or not norm.training or norm.running_mean is None:
         return None
     if norm.num_features != convolution.out_channels or norm.running_mean.dtype != torch.float32:
@@ -68,10 +74,10 @@ def sums_for(norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual
 
 
 def _counter(norm: nn.BatchNorm2d) -> Tensor:
-    """A zero of this layer's own: nobody else counts with it while its statistics are taken.
+    """The counter of finished programs of this layer, zero between launches. No other layer shares it.
 
-    One that is made while a CUDA graph is captured is that graph's alone: it is no zero before the graph is replayed,
-    and never if the capture fails.
+    A counter made while a CUDA graph is captured is not kept for later calls: it becomes zero only when the graph is
+    replayed, and never if the capture fails.
     """
     mean: Any = norm.running_mean
     counter = _counters.get(norm)
@@ -86,25 +92,25 @@ _counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
-    """Whether there are kernels for this."""
+    """Whether the kernels can do this norm of x, with this residual."""
     if not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x):
         return False
     return _takes(norm, tuple(x.shape), x.dtype, residual)
 
 
 def _takes(norm: nn.BatchNorm2d, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor | None) -> bool:
-    """Whether kernels do this of such maps: the layer takes a batch's statistics, and a moving average of them."""
+    """Whether the kernels can do this norm of such maps: it uses batch statistics and keeps moving averages of them."""
     if not norm.training or not _narrow(norm.num_features) or norm.num_features != shape[1]:
         return False
     kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
     if not kept or not norm.affine or norm.weight.dtype != torch.float32:
         return False
     alike = residual is None or (residual.shape == shape and residual.dtype == dtype)
-    return alike and math.prod(shape) > shape[1]  # of a single value torch says what is wrong
+    return alike and math.prod(shape) > shape[1]  # for a single value torch raises its error
 
 
 def settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
-    """Whether the kernel of this convolution can do this norm: it goes by what it kept, and nobody differentiates."""
+    """Whether the kernel of this convolution can apply this norm: it is in eval mode, and gradients are off."""
     if not SETTLED or torch.is_grad_enabled() or type(norm) is not nn.BatchNorm2d or norm.training or _watched(norm):
         return False
     if norm.running_mean is None or norm.running_var is None or not norm.affine:
@@ -116,31 +122,32 @@ def settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor
 
 
 def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
-    """Whether there are kernels for such maps here, and nobody watches the module."""
+    """Whether the kernels can take such maps here, and the module is exactly of this class and has no hooks."""
     if torch.compiler.is_compiling() or type(module) is not kind or _watched(module):
         return False
     return _on_gpu(x) and x.ndim == 4 and x.dtype in PRECISIONS and _counted(x)
 
 
 def _watched(module: nn.Module) -> bool:
+    """Whether a module has hooks, which the kernels would not call."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or _has_any_global_hook()
 
 
 def stride_of(convolution: nn.Module) -> int:
-    """The same down and along, of a convolution that there is a kernel for."""
+    """The stride of a convolution that a kernel can do, the same in both directions."""
     stride: Any = convolution.stride
     return int(stride[0])
 
 
 def _shape_behind(convolution: nn.Module, x: Tensor) -> tuple[int, ...]:
-    """That of what a convolution gives, which keeps sizes or halves them."""
+    """The shape of the output of a convolution that keeps sizes or halves them."""
     stride, channels = stride_of(convolution), convolution.out_channels
     return x.size(0), int(channels), x.size(2) // stride, x.size(3) // stride  # type: ignore[arg-type]
 
 
 def _halved(x: Tensor) -> bool:
-    """Whether a stride of 2 ends where x does."""
+    """Whether the kernels can do a stride of 2 on x: its sides are even, and it is no image."""
     return x.size(1) != COLOURS and x.size(2) % 2 == x.size(3) % 2 == 0
 
 
@@ -149,7 +156,7 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 def _captured(x: Tensor) -> bool:
-    """Whether what is done with x is looked at for a CUDA graph, and not done."""
+    """Whether a CUDA graph is being captured."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -158,7 +165,7 @@ def _narrow(channels: int) -> bool:
 
 
 def _counted(x: Tensor) -> bool:
-    """Whether there is anything, and 32 bits count it, also with the most channels."""
+    """Whether x is not empty, and 32 bits can index as many positions of the most channels."""
     return 0 < x.numel() // x.size(1) * MOST < LARGEST
 
 
@@ -167,12 +174,12 @@ def _casts(x: Tensor) -> bool:
 
 
 def precision_of(x: Tensor) -> torch.dtype:
-    """That of a convolution, by autocast if it is on."""
+    """The precision in which a convolution of x computes: that of autocast if it is on."""
     return torch.get_autocast_dtype(x.device.type) if _casts(x) else x.dtype
 
 
 def is_ready(x: Tensor) -> bool:
-    """Whether a convolution takes x as it is."""
+    """Whether the kernel of a convolution can read x without a copy."""
     return x.dtype == precision_of(x) and x.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -181,7 +188,7 @@ def _dense(weight: Tensor) -> bool:
 
 
 def passes(module: nn.Module) -> bool:
-    """Whether a module gives what it is given, and nobody watches it.
+    """Whether a module is the identity, and has no hooks.
 
     >>> passes(nn.Identity()), passes(nn.ReLU())
     (True, False)

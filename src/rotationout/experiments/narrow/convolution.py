@@ -1,9 +1,9 @@
-"""3×3 convolutions of few channels on a GPU, in Triton: padding 1, no bias; and their gradients.
+"""Autograd functions of 3×3 convolutions with few channels on a GPU, in Triton: padding 1, no bias.
 
-Maps are in channels_last. Products are of the input's precision, sums in fp32. Weights are read as they are and rounded
-in the kernel, as autocast would round them before. Nothing depends on the order in which programs run. Where x comes
-straight from a `rotationout.experiments.narrow.batchnorm.Normalisation`, the gradient of x comes with the sums that
-that needs, see `rotationout.experiments.narrow.handing`. Import this only where triton is installed.
+Maps are in channels_last. Products are in the input's precision, sums in fp32. The kernels read fp32 weights and round
+them as autocast would. Results do not depend on the order in which programs run. If x is directly the output of a
+`rotationout.experiments.narrow.batchnorm.Normalisation`, the backward pass also computes the sums that this needs, see
+`rotationout.experiments.narrow.handing`. Import this only where triton is installed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Convolution", "Fork"]
 
 
 class Convolution(torch.autograd.Function):
-    """``conv2d(x, weight.to(x.dtype), None, stride, 1)``; the gradient of the weight is of the weight's own precision.
+    """``conv2d(x, weight.to(x.dtype), None, stride, 1)``; the gradient of the weight has the weight's own precision.
 
     Args:
         x: (N, C, H, W) in channels_last.
         weight: (O, C, 3, 3), contiguous or in channels_last; C and O are multiples of 16, 64 at most.
-        origin: (O,) in fp32, a running mean; if it is given, `convolve`'s sums about it are a further output. Or a norm
-            whose statistics are that.
+        origin: a running mean, (O,) in fp32: the sums of `convolve` about it are then a second output. Or the norm
+            after the convolution: its finished statistics are then the second output.
         stride: 1, or 2 for maps with even sides.
     """
 
@@ -44,15 +44,15 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        """One launch for the input, two for the weight; the last also adds up sums for the norm before it."""
+        """Run one launch for the input, two for the weight; the last also adds up sums for the norm before it."""
         return (None,) * 4 if gradient is None else _gradients(ctx, gradient, None)
 
 
 class Fork(torch.autograd.Function):
-    """A `Convolution` of x, and x itself, which goes past it to a sum.
+    """A `Convolution` of x, and x itself, which goes to the shortcut.
 
-    The gradients of both meet in the kernel that takes that of the convolution: a launch, and a pass over the maps,
-    that autograd would need to add them up.
+    The kernel that computes the gradient of the convolution's input also adds that of the shortcut. This saves the
+    launch, and the pass over the maps, with which autograd would add them.
     """
 
     @staticmethod
@@ -66,7 +66,7 @@ class Fork(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, past: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        """As many as `Convolution` has."""
+        """Run as many launches as `Convolution`."""
         return (past, None, None, None) if gradient is None else _gradients(ctx, gradient, past)
 
 
@@ -76,7 +76,7 @@ def _convolved(
     ctx.stride, offer = stride, take(x)
     ctx.mask, ctx.answer = ("none", None) if offer is None else (offer.mask, offer.answer)
     ctx.save_for_backward(x, weight, *(() if offer is None else offer[:4]))
-    ctx.set_materialize_grads(False)  # zeros for what nobody used would be launches
+    ctx.set_materialize_grads(False)  # zeros for unused outputs would cost launches
     behind, middle = (origin, None) if isinstance(origin, Behind) else (None, origin)
     y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=middle, behind=behind)
     if sums is not None:

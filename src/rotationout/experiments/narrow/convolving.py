@@ -1,7 +1,7 @@
-"""A 3×3 convolution of few channels on a GPU, in Triton: padding 1, no bias; and the gradient of its input.
+"""Launches a 3×3 convolution of few channels on a GPU, in Triton (padding 1, no bias), or the gradient of its input.
 
-That is the same with the taps mirrored and the weights transposed. What BatchNorm needs of the maps, before or behind
-the convolution, the kernels do on their way. Import this only where triton is installed.
+The latter is a convolution with mirrored taps and transposed weights. The kernels can also do work for the BatchNorm
+before or after the convolution. Import this only where triton is installed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Behind", "Kept", "convolve"]
 
 
 class Behind(NamedTuple):
-    """BatchNorm in training behind a convolution, whose statistics the last program of that can finish.
+    """A BatchNorm in training mode after a convolution: the last program of the kernel finishes its statistics.
 
     Args:
-        mean: the running mean, (O,) in fp32, brought up to date as by torch; as what follows.
+        mean: the running mean, (O,) in fp32, which is updated as in torch, and so are the next two.
         var: the running variance.
-        batches: how many there were.
-        counter: of programs, an int32 that is zero, and is so again afterwards; of this layer alone.
+        batches: the number of batches tracked.
+        counter: counts finished programs: an int32, zero before and after the launch, used by this layer alone.
         eps: ε.
-        momentum: of the running statistics.
+        momentum: the momentum of the running statistics.
     """
 
     mean: Tensor
@@ -41,15 +41,15 @@ class Behind(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """BatchNorm behind a convolution, which goes by the statistics that it kept, and what follows it.
+    """A BatchNorm in eval mode after a convolution, which the kernel applies, with the ReLU after it.
 
     Args:
-        mean: the running mean, (O,) in fp32; as what follows.
+        mean: the running mean, (O,) in fp32, like the next three.
         var: the running variance.
         weight: γ.
         bias: β.
         eps: ε.
-        relu: whether there is one, behind what is added.
+        relu: whether to apply a ReLU, after ``added`` of `convolve`.
     """
 
     mean: Tensor
@@ -72,25 +72,25 @@ def convolve(
     behind: Behind | None = None,
     kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The convolution, and sums that BatchNorm can use.
+    """The convolution y of x, and sums for a BatchNorm.
 
     Args:
         x: (N, C, H, W) in channels_last.
-        weight: (O, C, 3, 3), or (C, O, 3, 3) if it is mirrored.
-        mirrored: for the gradient of the input.
-        stride: 1, or 2 for maps with even sides: y has half of the rows and columns then, twice as many if mirrored.
-        added: to the convolution, or to what is made of it by `kept`, before it is rounded.
-        origin: (O,); if it is given, the sums are those of (y − origin) and of its square over some positions each: of
-            y as it is stored, which is what BatchNorm will read.
-        before: if it is given, y is the gradient of what this norm gave: what its ReLU had stopped is zero, and the
-            sums are those of y, before it is rounded, and of y·x̂; see `batchnorm_kernels.sums_kernel`.
-        behind: if it is given, the sums are those about its running mean, and they are finished.
-        kept: a norm behind it, which is done on the way; without sums.
+        weight: (O, C, 3, 3), or (C, O, 3, 3) if mirrored.
+        mirrored: compute the gradient of the input: x is then the gradient of the output.
+        stride: 1, or 2 for maps with even sides: y has half the rows and columns of x, or twice as many if mirrored.
+        added: is added to y, after the norm ``kept`` if there is one, before y is rounded.
+        origin: (O,); compute the sums of (y − origin) and of its square over the positions of each part. They are of
+            the rounded y, which BatchNorm will read.
+        before: the norm whose output's gradient is y. y is masked by the norm's ReLU; the sums are those of y, before
+            it is rounded, and of y·x̂, see `batchnorm_kernels.sums_kernel`.
+        behind: the norm in training mode that follows: the sums are about its running mean, and are finished.
+        kept: the norm in eval mode that follows, which is applied to y; there are no sums.
 
     Returns:
-        y; and sums (parts, 2, O) in fp32, or mean and 1/√(var + ε) of y, (2, O), if they are finished, or None.
+        y; and sums (parts, 2, O) in fp32, or, if finished, mean and 1/√(var + ε) of y, (2, O), or None.
     """
-    rows, columns = (0, 1) if mirrored else (1, 0)  # of the matrix that a tap's weights are here
+    rows, columns = (0, 1) if mirrored else (1, 0)  # axes of the weight that are input and output channels
     count, inputs, height, width = x.shape
     outputs = weight.size(columns)
     if stride == 2:

@@ -1,13 +1,13 @@
 """The kernels of `rotationout.experiments.narrow.convolving`, in Triton. Import this only where triton is installed.
 
-A program takes some positions and all output channels: for each tap it loads the shifted rows, with zeros beyond the
-border, and multiplies them by that tap's weights. Or it takes some columns of the images and goes down them: a row that
-it loads is then seen from three rows, and the weights stay where they are.
+A program of `convolve_kernel` computes some positions and all output channels: for each tap it loads the shifted rows,
+with zeros beyond the border, and multiplies them by that tap's weights. A program of `strip_kernel` works down some
+columns of the images: it loads each row once for the three output rows that need it, and the weights once for all.
 
-What is made of a product before it is stored is the same for both: a norm behind it that goes by what it kept (KEPT),
-what is added (ADDED), a ReLU (RELU); and sums for a norm (SUMS), of ``"values"`` about an origin, or of ``"gradients"``
-that a norm before it let through, which is what is stored then (MASK says how that is found). Those of values the
-program that is last can add up for all (LAST).
+Both do the same with a product before they store it: apply a norm in eval mode (KEPT), add a tensor (ADDED), and apply
+a ReLU (RELU). They can also compute sums for a norm (SUMS): of ``"values"``, about an origin, for the norm after the
+convolution; or of ``"gradients"``, for the norm before it, whose ReLU then masks what is stored (MASK says how the mask
+is found). For values, the last program to finish can add up the sums of all (LAST).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -68,8 +68,8 @@ def convolve_kernel(
 ):
     """Some positions of y, all channels. Three steps are loaded before any is multiplied: their latencies overlap."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    # A sum for each step of a group: products that are added to one another Triton shares out by rows alone, and of 64
-    # rows two groups of four warps would both compute all. In a loop, not unrolled, for the same reason.
+    # A sum for each step of a group: Triton divides chained products among warps by rows alone, and with 64 rows two
+    # groups of four warps would both compute everything. In a loop, not unrolled, for the same reason.
     first = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     second = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     third = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
@@ -102,7 +102,7 @@ def convolve_kernel(
     if ADDED:
         total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
     if RELU:
-        total = tl.where(total <= 0, 0.0, total)  # what is not a number stays so
+        total = tl.where(total <= 0, 0.0, total)  # NaN stays NaN
     if SUMS == "gradients":
         mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
         given = tl.load(before + at, mask=inside, other=0.0)
@@ -161,9 +161,9 @@ def strip_kernel(
     BLOCK_O: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Some columns of the images, of which there are count, and ROWS rows of y.
+    """ROWS rows of y, in some columns of the images; there are count columns in all.
 
-    A row is loaded while the one above it is multiplied: what comes from memory must be asked for early.
+    Each row is loaded while the one above it is multiplied, to hide the latency.
     """
     column = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     start = tl.program_id(1) * ROWS
@@ -182,7 +182,7 @@ def strip_kernel(
     left, centre, right = _row_of_weights(weights, 1, some, DOWN, ALONG, MIRRORED)
     down_left, down, down_right = _row_of_weights(weights, 2, some, DOWN, ALONG, MIRRORED)
     a, b, d = _row(at, start - 1, start > 0, to_left, known, to_right, W, C)
-    # Rounded only now: what is loaded is waited for where it is used first.
+    # Rounded only now: a program waits for a load where its result is first used.
     up_left, up, up_right = up_left.to(kind), up.to(kind), up_right.to(kind)
     left, centre, right = left.to(kind), centre.to(kind), right.to(kind)
     down_left, down, down_right = down_left.to(kind), down.to(kind), down_right.to(kind)
@@ -207,7 +207,7 @@ def strip_kernel(
         if SUMS == "gradients":
             given = tl.load(before + place, mask=whole, other=0.0)
             shown = tl.load(after + place, mask=whole, other=0.0) if MASK == "output" else given
-        # What row sees is the lower third of what the row above it adds up, and the upper third of the one below.
+        # An input row is multiplied by the lower taps for the output row above it, by the upper ones for that below.
         above = _three(a, b, d, down_left, down, down_right, above, PRECISION)
         here = _three(a, b, d, left, centre, right, here, PRECISION)
         below = _three(a, b, d, up_left, up, up_right, tl.zeros((BLOCK_P, BLOCK_O), tl.float32), PRECISION)
@@ -217,7 +217,7 @@ def strip_kernel(
             if ADDED:
                 above += beside.to(tl.float32)
             if RELU:
-                above = tl.where(above <= 0, 0.0, above)  # what is not a number stays so
+                above = tl.where(above <= 0, 0.0, above)  # NaN stays NaN
             if SUMS == "gradients":
                 distance = given.to(tl.float32) - mean[None, :]
                 above = let_through(above, shown, distance, factor, offset, kind, MASK)
@@ -242,7 +242,7 @@ def strip_kernel(
 
 @triton.jit
 def _row(at, row, there, to_left, known, to_right, W: tl.constexpr, C: tl.constexpr):
-    """A row of the images if it is there, as seen from the right, from where it is, and from the left."""
+    """Load a row of the images, if it exists, shifted for the left, the middle and the right taps."""
     a = tl.load(at + (row * W - 1) * C, mask=to_left & there, other=0.0)
     b = tl.load(at + row * W * C, mask=known & there, other=0.0)
     return a, b, tl.load(at + (row * W + 1) * C, mask=to_right & there, other=0.0)
@@ -250,7 +250,7 @@ def _row(at, row, there, to_left, known, to_right, W: tl.constexpr, C: tl.conste
 
 @triton.jit
 def _row_of_weights(weights, down: tl.constexpr, some, DOWN: tl.constexpr, ALONG: tl.constexpr, MIRRORED: tl.constexpr):
-    """Those of the three taps of a row of the kernel."""
+    """Load the weights of the three taps of a row of the kernel."""
     first: tl.constexpr = (2 - down) * DOWN + 2 * ALONG if MIRRORED else down * DOWN
     along: tl.constexpr = -ALONG if MIRRORED else ALONG
     left = tl.load(weights + first, mask=some, other=0.0)
@@ -261,7 +261,7 @@ def _row_of_weights(weights, down: tl.constexpr, some, DOWN: tl.constexpr, ALONG
 
 @triton.jit
 def _three(a, b, c, u, v, w, total, PRECISION: tl.constexpr):
-    """The products of three taps, added to a sum."""
+    """Add the products of three taps to a sum."""
     total = tl.dot(a, u, total, input_precision=PRECISION)
     total = tl.dot(b, v, total, input_precision=PRECISION)
     return tl.dot(c, w, total, input_precision=PRECISION)
@@ -269,7 +269,7 @@ def _three(a, b, c, u, v, w, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def _keep_sums(sums, part, once, times, o, O: tl.constexpr):  # noqa: E741
-    """Of a part: to sums (parts, 2, O)."""
+    """Store the two sums of a part to sums (parts, 2, O)."""
     mine = sums + part * (2 * O) + o
     tl.store(mine, once, mask=o < O)
     tl.store(mine + O, times, mask=o < O)
@@ -290,10 +290,11 @@ def _finish_last(
     BLOCK_O: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Statistics of all channels, by the program that is the last to come here: all have kept their sums then.
+    """Finish the statistics of all channels in the last program to get here, when all have stored their sums.
 
-    A counter, which is zero between launches, tells: what a program wrote before it counts itself is seen by whoever
-    counts later. Sums are added up in the order of the parts, whichever program does it.
+    A counter, zero between launches, finds that program. It is incremented with acquire-release semantics: a program
+    sees what all that counted before it have stored. Sums are added up in the order of the parts, whichever program it
+    is.
     """
     programs = tl.num_programs(0) * tl.num_programs(1)
     tl.debug_barrier()  # until all threads of this program have written

@@ -1,14 +1,17 @@
-"""What the backward pass of a convolution hands to that of the BatchNorm before it: sums, taken on the way.
+"""How the backward pass of a convolution hands sums to that of the BatchNorm (with ReLU) directly before it.
 
-The gradient of a convolution's input is that of the norm's output, as long as nobody else uses that. The kernel that
-computes it has all of it at hand, and can stop it where the ReLU did and take the sums over positions that the norm
-needs: a pass over the maps, and a launch, less. A norm *offers* what its gradients need where autograd keeps its
-output's history; a convolution that reads the output as it is *takes* that; and the norm knows by the gradient that it
-is given whether the sums are of that. The offer stands until the norm's own gradients are found: a convolution that is
-done again, for a checkpoint, must keep what it kept before.
+The gradient of the convolution's input is that of the norm's output, if nothing else uses that output. The kernel that
+computes this gradient can also mask it by the norm's ReLU, and compute the sums over positions that the norm's own
+backward pass needs: this saves a launch and a pass over the maps.
 
-To stop a gradient before the norm does changes nothing for the norm, whoever else uses its output: it would stop it
-again. What autograd shows for that output has then zeros where the ReLU had.
+It works in three steps. The norm puts an `Offer`, with the tensors that are needed, on the ``grad_fn`` of its output. A
+convolution that reads this very output finds the offer with `take`; in its backward pass it gives the sums to the
+offer's `Answer`. In the norm's backward pass, the answer holds only if the gradient is the very tensor that came with
+the sums. The offer stays until then, as activation checkpointing may run the convolution again, which must save the
+same tensors.
+
+Masking a gradient early does not change the norm's result, even if other modules use its output, as the norm masks it
+again. But the gradient that autograd shows for that output has zeros where the ReLU was zero.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from torch import Tensor
 __all__ = ["HANDED", "Answer", "Before", "Offer", "take"]
 
 HANDED = True
-"""Whether convolutions take sums for the gradients of the BatchNorm before them."""
+"""Whether convolutions compute sums for the backward pass of the BatchNorm before them; a switch for tests."""
 
 
 class Answer:
-    """A gradient that a convolution gave, and the totals over its positions: where its norm looks for them."""
+    """Where a convolution leaves the gradient that it computed, with the totals over its positions, for the norm."""
 
     def __init__(self) -> None:
         self._gradient: Tensor | None = None
@@ -32,13 +35,13 @@ class Answer:
         self._totals: Tensor | None = None
 
     def give(self, gradient: Tensor, totals: Tensor) -> None:
-        """Keep both until they are asked for."""
+        """Keep the gradient and its totals."""
         self._gradient, self._version, self._totals = gradient, gradient._version, totals
 
     def of(self, gradient: Tensor) -> Tensor | None:
-        """The totals, if they are of this very gradient; whatever was kept is let go.
+        """The totals if they are of this very gradient, else None; both are forgotten.
 
-        While it is kept here autograd adds nothing to it in place.
+        As long as the gradient is referenced here, autograd does not accumulate into it in place.
         """
         same = gradient is self._gradient and gradient._version == self._version
         totals = self._totals if same else None
@@ -47,7 +50,7 @@ class Answer:
 
 
 class Offer(NamedTuple):
-    """What the gradients of a norm need: as `Before`, with where to answer, and without y, whose history this is."""
+    """The tensors that the backward pass of a norm needs: those of `Before` except y, and where to leave the answer."""
 
     x: Tensor
     saved: Tensor
@@ -58,16 +61,16 @@ class Offer(NamedTuple):
 
 
 class Before(NamedTuple):
-    """The norm before a convolution.
+    """The norm before a convolution, for the kernel that computes the gradient of the convolution's input.
 
     Args:
-        x: what it was given, (N, C, H, W) in channels_last.
-        y: what it gave, likewise.
-        saved: mean and 1/√(var + ε), (2, C).
+        x: the input of the norm, (N, C, H, W) in channels_last.
+        y: its output, likewise.
+        saved: mean and 1/√(var + ε) of the batch, (2, C).
         weight: γ.
         bias: β.
-        mask: how what its ReLU let through is found: from its ``"input"``, from its ``"output"``, or ``"none"``
-            if there was no ReLU.
+        mask: how to find where the ReLU was zero: from the norm's ``"input"``, from its ``"output"``, or ``"none"`` if
+            there was no ReLU.
     """
 
     x: Tensor
@@ -79,5 +82,5 @@ class Before(NamedTuple):
 
 
 def take(y: Tensor) -> Offer | None:
-    """What the norm that y comes from offers, if it comes straight from one."""
+    """The offer of the norm whose output y is, or None if y is not directly the output of one."""
     return getattr(y.grad_fn, "offer", None) if HANDED else None

@@ -1,7 +1,7 @@
-"""A convolution, and BatchNorm with what follows it, by kernels for few channels where they can be used, else by torch.
+"""A convolution, and BatchNorm with the sum and the ReLU after it: by the narrow kernels where possible, else by torch.
 
-Modules stay what they are: the kernels read their parameters and keep their statistics. `conditions` says where there
-are any; elsewhere the module itself is called.
+The functions take torch's own modules: the kernels read their parameters and update their statistics. `conditions`
+decides where the kernels can be used; elsewhere the module itself is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import conditions
 __all__ = ["KERNELS", "convolve", "convolve_beside", "convolve_normalised", "normalise"]
 
 KERNELS = ("torch", "fused")
-"""By the names that configs use."""
+"""The choices of the field ``kernels`` of configs."""
 
 
 def convolve(
@@ -28,19 +28,19 @@ def convolve(
     norm: nn.Module | None = None,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``convolution(x)``, and statistics for the BatchNorm behind it, where they cost little.
+    """``convolution(x)``, and statistics for the BatchNorm after it where the kernel can compute them cheaply.
 
     Args:
-        convolution: any module; a kernel there is for 3×3 convolutions that keep the size, or halve it, and have no
-            bias, of few channels, or of images that need no gradient and keep their size.
+        convolution: any module. There are kernels for 3×3 convolutions without bias, with few channels, that keep the
+            size or halve it; the input may also be images of three channels that need no gradient and keep their size.
         x: (N, C, H, W).
         fused: whether to use a kernel where there is one.
-        norm: what comes next. If it takes statistics of the batch, the kernel can take them on its way.
-        residual: what `normalise` will be given with that.
+        norm: the layer that follows. If it needs statistics of the batch, the kernel can compute them.
+        residual: the residual that `normalise` will be given with that norm.
 
     Returns:
-        The maps; and sums for the statistics, or those themselves, which the norm has kept then; or None. `normalise`
-        must be given them with these maps, unchanged, and before that norm sees any other.
+        The maps; and sums for the statistics, or the statistics themselves, with which the norm is then already
+        updated, or None. Pass these to `normalise` with the unchanged maps, before the norm is given any others.
 
     >>> maps, sums = convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8))
     >>> maps.shape, sums
@@ -59,12 +59,14 @@ def convolve(
 def convolve_beside(
     convolution: nn.Module, x: Tensor, past: Tensor, fused: bool = True, *, norm: nn.Module | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``convolution(x)``, what goes past it, and statistics: where x goes past, a kernel adds the gradients of both.
+    """``convolution(x)``, the input of the shortcut beside it, and statistics.
+
+    If x itself is the input of the shortcut, the kernel for the gradient of x also adds the gradient of the shortcut.
 
     Args:
         convolution: as for `convolve`.
         x: (N, C, H, W).
-        past: what goes past.
+        past: the input of the shortcut, which is returned: x itself, or x before a noise.
         fused: as for `convolve`.
         norm: as for `convolve`.
 
@@ -92,14 +94,14 @@ def convolve_normalised(
     relu: bool = True,
     fused: bool = True,
 ) -> Tensor:
-    """``relu(residual + norm(convolution(x)))``: one launch, where the norm is in eval mode and nobody differentiates.
+    """``relu(residual + norm(convolution(x)))``: in one launch if the norm is in eval mode and gradients are off.
 
     Args:
         convolution: as for `convolve`.
         norm: as for `normalise`.
         x: (N, C, H, W).
-        residual: what is added, if anything; as large as what comes out.
-        relu: whether there is one.
+        residual: added before the ReLU, of the shape of the output, or None.
+        relu: whether to apply a ReLU.
         fused: whether to use kernels where there are some.
 
     >>> norm = nn.BatchNorm2d(32).eval()
@@ -132,12 +134,12 @@ def normalise(
     """``relu(residual + norm(x))``.
 
     Args:
-        norm: any module; kernels there are for BatchNorm in training.
+        norm: any module; there are kernels for BatchNorm in training mode.
         x: (N, C, H, W).
-        residual: what is added, if anything; as large as x.
-        sums: that `convolve` gave with x and this norm, if it did: about its running mean, which must still be that, or
-            statistics that it has kept already.
-        relu: whether there is one.
+        residual: added before the ReLU, of the shape of x, or None.
+        sums: what `convolve` returned with x for this norm, or None. The running mean of the norm must not have changed
+            since.
+        relu: whether to apply a ReLU.
         fused: whether to use kernels where there are some.
 
     >>> normalise(nn.BatchNorm2d(16), torch.rand(2, 16, 8, 8), torch.ones(2, 16, 8, 8)).shape

@@ -1,7 +1,7 @@
-"""What the nine taps of a 3×3 convolution see of maps in channels_last, and where their weights lie: for kernels.
+"""Kernel parts that load the inputs of the nine taps of a 3×3 convolution, and find the addresses of their weights.
 
-Consecutive positions of all examples are rows of one matrix, and a neighbour's are the same rows some way on. Import
-this only where triton is installed.
+Maps are in channels_last: the positions of all examples are the rows of one matrix, and the inputs of a tap are these
+rows shifted by a constant, with zeros beyond the border. Import this only where triton is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -18,15 +18,16 @@ __all__ = ["places", "precision", "seen", "seen_apart"]
 
 
 def precision(x: Tensor) -> str:
-    """Three products of TF32 are as good as one of fp32, and leave room for more; it has no meaning for halves."""
+    """The precision of Triton's products: for fp32 three of TF32, as accurate as one of fp32; no effect on halves."""
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 @triton.jit
 def seen(x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr):
-    """What positions p see through the taps of a step, zeros beyond the border: (positions, DEPTH), channel by channel.
+    """The inputs of positions p through the taps of a step, zeros beyond the border: (positions, DEPTH).
 
-    There are 9 / TAPS steps; through TAPS neighbours along a row of the kernel.
+    There are 9 / TAPS steps. A step has TAPS neighbouring taps of a row of the 3×3 kernel, and DEPTH is TAPS times the
+    channels, padded.
     """
     j = tl.arange(0, DEPTH)
     down = step * TAPS // 3 - 1
@@ -48,9 +49,10 @@ def seen(x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T
 def seen_apart(
     x, p, count, tap, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, SPREAD: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """The same through one tap of a convolution of stride 2, whose output has H × W positions p, and x twice as many.
+    """The inputs of positions p through one tap of a convolution of stride 2, whose output is H × W, and x 2H × 2W.
 
-    Or, SPREAD, what p of maps H × W see of half as many, with zeros in between: for the gradient of the input.
+    With SPREAD, for the gradient of the input, it is the other way round: p is a position of H × W, and x is H/2 × W/2,
+    spread with zeros in between.
     """
     c = tl.arange(0, DEPTH)
     row = p // W % H
@@ -63,7 +65,7 @@ def seen_apart(
     else:
         row = 2 * row + tap // 3 - 1
         column = 2 * column + tap % 3 - 1
-        inside = (row >= 0) & (column >= 0)  # an even number of rows: a stride ends before the last
+        inside = (row >= 0) & (column >= 0)  # sides are even: never beyond the lower or right border
         place = (p // (H * W) * (2 * H) + row) * (2 * W) + column
     known = (inside & (p < count))[:, None] & (c < C)[None, :]
     return tl.load(x + place[:, None] * C + c[None, :], mask=known, other=0.0)
@@ -83,7 +85,7 @@ def places(
     DEPTH: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    """Where the weights of a step's taps lie, and which of these places are weights: (DEPTH, BLOCK_O)."""
+    """The offsets of the weights of a step's taps, and a mask of those that exist: (DEPTH, BLOCK_O) each."""
     j = tl.arange(0, DEPTH)
     o = tl.arange(0, BLOCK_O)
     down = step * TAPS // 3

@@ -1,6 +1,6 @@
-"""How large the pieces are that programs of the narrow kernels work on: by channels, meant for an H200.
+"""Block sizes of the narrow kernels by number of channels, chosen for an H200.
 
-``benchmarks/narrow.py`` times others beside them.
+``benchmarks/narrow.py`` times alternatives.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ __all__ = [
 
 
 class Tile(NamedTuple):
-    """What a program of a convolution does at once.
+    """The block size of a program of a convolution, and its compiler options.
 
     Args:
-        positions: of the maps, a power of two.
-        taps: of a row of the kernel that are one matrix product, 1 or 3. With 3 the channels of three neighbours, which
-            lie side by side in memory, are multiplied together: few channels are too few for a product of their own.
-            For the gradient of a weight also 9, all in one product.
-        warps: threads by 32.
-        stages: how far ahead a loop loads; 1 for not at all, and then loads go through the first cache, which holds
-            what neighbouring taps share.
-        programs: at most so many share a weight's gradient; the sums of each are written, and read again.
-        rows: if there are any, positions are columns of the images, of which a program takes so many rows; it needs no
-            taps then, and no stages.
-        registers: at most so many a thread; 0 for as many as the compiler likes. A few less may be room for one more
-            program on a multiprocessor, of this kernel or of another run's.
+        positions: number of positions of the maps, a power of two.
+        taps: number of neighbouring taps in one matrix product, 1 or 3; for the gradient of a weight also 9. With 3 the
+            channels of three neighbours, adjacent in memory, are multiplied together, where those of one are too few.
+        warps: warps of 32 threads.
+        stages: stages of the software pipeline; 1 for no pipeline: loads then go through the L1 cache, which holds what
+            neighbouring taps share.
+        programs: the largest number of programs for the gradient of a weight; each writes sums, which are read again.
+        rows: if not 0, ``positions`` counts columns of the images, and a program works down so many rows of them; taps
+            and stages are then not used.
+        registers: the largest number of registers per thread; 0 leaves it to the compiler. Fewer may allow one more
+            program on a multiprocessor, of this kernel or of another run.
     """
 
     positions: int
@@ -53,18 +52,18 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What the compiler is told."""
+        """The options of Triton's compiler."""
         most = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **most}
 
 
 class Sums(NamedTuple):
-    """What a program of BatchNorm does at once.
+    """The block size of a program of BatchNorm, and its compiler options.
 
     Args:
-        elements: of the maps, a power of two.
-        warps: threads by 32.
-        parts: at most so many programs take sums; all programs that finish them read all parts.
+        elements: number of elements of the maps, a power of two.
+        warps: warps of 32 threads.
+        parts: the largest number of programs that compute sums; every program that adds them up reads all parts.
     """
 
     elements: int
@@ -78,29 +77,29 @@ CONVOLVED = {
     32: Tile(128, 1, 4, registers=168),
     64: Tile(64, 1, 4),
 }
-"""Of a convolution, and of the gradient of its input, by the channels that it reads."""
+"""For a convolution and the gradient of its input, by the number of channels that the kernel reads."""
 WEIGHED = {
     16: Tile(128, 9, 4, 1, 264),
     32: Tile(128, 9, 8, 1, 132, registers=128),
     64: Tile(64, 1, 4, 3, 96),
 }
-"""Of the gradient of its weight, by the more of the channels that it reads and those that it gives."""
+"""For the gradient of the weight, by the larger of the numbers of input and output channels."""
 STRIDED = {16: Tile(128, 1, 4), 32: Tile(64, 1, 4), 64: Tile(64, 1, 4)}
-"""As `CONVOLVED`, for a stride of 2: a tap at a time, and no rows."""
+"""As `CONVOLVED`, for a stride of 2: one tap at a time, without rows."""
 WEIGHED_STRIDED = {16: Tile(64, 1, 4, 1, 132), 32: Tile(64, 1, 4, 1, 132), 64: Tile(64, 1, 4, 3, 96)}
-"""As `WEIGHED`, for a stride of 2: a tap at a time."""
+"""As `WEIGHED`, for a stride of 2: one tap at a time."""
 ADDED = 128, 2048
-"""Parts at most, and numbers in all, that a program reads at once where sums for gradients are finished."""
+"""For `adding`: the largest number of parts, and the number of elements, that a program reads at once."""
 NORMALISED = {16: Sums(2048, 4, 256), 32: Sums(2048, 4, 128), 64: Sums(2048, 2, 128)}
-"""Of BatchNorm, by its channels."""
+"""For the forward pass of BatchNorm, by its number of channels."""
 REVERSED = {16: Sums(2048, 4, 256), 32: Sums(8192, 8, 128), 64: Sums(2048, 4, 128)}
-"""Of its gradients, which read three maps instead of one or two."""
+"""For the backward pass of BatchNorm, which reads three maps instead of one or two."""
 FINISHED = 512, 8
-"""Parts at most, and channels, that a program reads at once where statistics are finished."""
+"""For the statistics of BatchNorm: the largest number of parts, and the channels, that a program reads at once."""
 
 
 def power_of_two(number: int) -> int:
-    """The next one that is as large.
+    """The smallest power of two that is not less than ``number``.
 
     >>> power_of_two(48)
     64
@@ -109,7 +108,7 @@ def power_of_two(number: int) -> int:
 
 
 def multiplied(depth: int) -> int:
-    """So many numbers are multiplied where there are this many: a product needs 16.
+    """The padded depth of a matrix product: a power of two, at least the 16 that Triton needs.
 
     >>> multiplied(9), multiplied(48)
     (16, 64)
@@ -118,7 +117,7 @@ def multiplied(depth: int) -> int:
 
 
 def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
-    """The tile for this many channels of so many bytes each: numbers of 32 bits take more registers than a thread has.
+    """The tile for so many channels of ``size`` bytes each. For fp32 it is smaller, to fit the registers of a thread.
 
     >>> fitted({64: Tile(128, 1, 4)}, 48, 4)
     Tile(positions=16, taps=1, warps=8, stages=1, programs=0, rows=0, registers=0)
@@ -130,5 +129,5 @@ def fitted(table: dict[int, Tile], channels: int, size: int) -> Tile:
 
 
 def choice(channels: int) -> int:
-    """The key of the tables here for this many channels: 48 are taken as 64 are, and images have 3."""
+    """The key of these tables for so many channels: the next power of two, at least 16; 3 for images."""
     return channels if channels == 3 else max(16, power_of_two(channels))

@@ -1,7 +1,7 @@
 """The gradient of the weight of a 3×3 convolution of few channels on a GPU, in Triton.
 
-Programs take sums over some positions each, which a second launch adds up, always in one order. Import this only where
-triton is installed.
+Every program computes sums over some positions; a second launch adds these up, always in one order. Import this only
+where triton is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -24,14 +24,14 @@ __all__ = ["weigh"]
 def weigh(
     x: Tensor, gradient: Tensor, weight: Tensor, *, stride: int = 1, beside: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """The gradient of the weight, in the order in which the weight lies in memory.
+    """The gradient of the weight, in the memory layout of the weight.
 
     Args:
-        x: what was convolved.
-        gradient: of what came out.
-        weight: whose gradient is wanted.
-        stride: of the convolution, 1, or 2 for maps with even sides.
-        beside: other sums that are to be added up, and where to, see `add_up`.
+        x: the input of the convolution.
+        gradient: the gradient of its output.
+        weight: its weight.
+        stride: its stride: 1, or 2 for maps with even sides.
+        beside: other sums, and the total to add them up to in the same launch, see `add_up`.
     """
     count, outputs, height, width = gradient.shape
     channels = x.size(1)
@@ -87,8 +87,8 @@ def _weigh_all_kernel(
 ):
     """Sums over some positions for all weights, in one product.
 
-    A tap that looks down by d and along by a sums x[p + d·W + a]·g[p] over p, and so x[p + a]·g[p − d·W]. Three views
-    of x, moved along, and three of g, moved up or down, then give all nine taps.
+    The gradient of the tap d rows down and a columns along is the sum over p of x[p + d·W + a]·g[p], which equals that
+    of x[p + a]·g[p − d·W]. So three views of x, shifted along, and three of g, shifted up or down, give all nine taps.
     """
     part = tl.program_id(0)
     j = tl.arange(0, DEPTH)
@@ -132,7 +132,7 @@ def _weigh_kernel(
     BLOCK_O: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sums over some positions for the weights of three steps, all of them or a row of the kernel."""
+    """Sums over some positions for the weights of three steps: with TAPS = 3 all weights, else a row of the kernel."""
     part = tl.program_id(0)
     group = tl.program_id(1)
     o = tl.arange(0, BLOCK_O)

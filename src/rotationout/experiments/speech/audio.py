@@ -1,7 +1,7 @@
-"""From sound to numbers: the samples of an utterance, and their log filter-bank features.
+"""Read the audio of an utterance, and compute its log mel filter-bank features.
 
-Reading audio needs the extra ``speech``. An utterance that cannot be used is an `UnusableError`, whose message names
-its file; `rotationout.experiments.speech.features` counts them and goes on.
+Reading audio needs the extra ``speech``. An utterance that cannot be used raises an `UnusableError`, whose message
+names its file; `rotationout.experiments.speech.features` counts these and goes on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["FEATURES", "log_filter_banks", "read_audio"]
 
 SAMPLE_RATE = 16_000
 WINDOW, HOP = 400, 160
-"""A frame of 25 ms every 10 ms, in samples."""
+"""In samples: frames of 25 ms, one every 10 ms."""
 FEATURES = 40
-"""Filter banks, as many as the paper's network has inputs."""
+"""The number of mel bands, as many as the paper's network has inputs."""
 
 
 def read_audio(utterance: Utterance) -> Tensor:
@@ -60,31 +60,31 @@ def read_audio(utterance: Utterance) -> Tensor:
 
 
 def _check_complete(path: Path) -> None:
-    """A WAV file that was cut off reads as a shorter one; its head says how long it should be."""
+    """Check that a WAV file is as long as its header says: soundfile reads a truncated one as a shorter one."""
     with path.open("rb") as file:
         head = file.read(8)
     size = int.from_bytes(head[4:], "little")
-    streamed = size in (0, 0xFFFFFFFF) or size >= 0x7FFFF000  # by programs that did not know the length beforehand
+    streamed = size in (0, 0xFFFFFFFF) or size >= 0x7FFFF000  # written by a program that did not know the length
     if head[:4] == b"RIFF" and not streamed and path.stat().st_size < size + 8:
-        raise UnusableError("truncated audio", f"{path} ends {size + 8 - path.stat().st_size} bytes before its end")
+        raise UnusableError("truncated audio", f"{path} is cut off: it lacks {size + 8 - path.stat().st_size} bytes")
 
 
 def log_filter_banks(samples: Tensor, features: int = FEATURES) -> Tensor:
-    """The logarithm of the energy in bands that are equally wide on the mel scale, (frames, features)."""
+    """The logarithm of the energy in ``features`` bands of equal width on the mel scale, (frames, features)."""
     if samples.ndim != 1 or samples.numel() < WINDOW:
         raise ValueError(f"samples must be a vector of at least {WINDOW}, one frame, got shape {tuple(samples.shape)}")
     frames = samples.unfold(0, WINDOW, HOP) * torch.hann_window(WINDOW, dtype=samples.dtype, device=samples.device)
     power = torch.fft.rfft(frames).abs().square()
     energy: Tensor = power @ _mel_bands(features).to(power)
-    return energy.clamp(min=1e-10).log()  # digital silence has no energy, and its logarithm no bound
+    return energy.clamp(min=1e-10).log()  # finite for digital silence, which has no energy
 
 
 @functools.lru_cache(maxsize=4)
 def _mel_bands(features: int) -> Tensor:
     """The weight of every frequency of a frame's spectrum in each band, (WINDOW // 2 + 1, features).
 
-    Bands are triangles that reach from the peak of the one before to the peak of the next; their peaks are equally far
-    apart in mel(f) = 2595 · log10(1 + f / 700) (O'Shaughnessy 1987), from 0 to half the sample rate.
+    Bands are triangles, from the peak of the band before to the peak of the next. The peaks are equally spaced in
+    mel(f) = 2595 · log10(1 + f / 700) (O'Shaughnessy 1987), from 0 to half the sample rate.
     """
     top = 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700)
     corners = 700 * (10 ** (torch.linspace(0, top, features + 2, dtype=torch.float64) / 2595) - 1)

@@ -1,4 +1,4 @@
-"""Utterances of a split, ready to learn from: on one device, in batches of about equal length."""
+"""The utterances of a split on one device, and batches of them with about equal lengths."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .text import encode, frames_needed
 __all__ = ["Batch", "Speech", "bucketed", "select", "without_speakers"]
 
 ROUND = 64
-"""Batches are padded to a multiple of so many frames, and of so few lengths each can have a CUDA graph."""
+"""Batches are padded to a multiple of so many frames: so few lengths can have a CUDA graph each."""
 JITTER = 0.1
-"""Utterances are sorted by lengths that are wrong by up to so much, so that not always the same ones meet."""
+"""Utterances are sorted by lengths with a random relative error up to this, so that batches differ between epochs."""
 HELD_OUT_SEED = 0
-"""All runs that hold out speakers hold out the same ones."""
+"""The seed that chooses held-out speakers: the same ones in every run."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Batch:
     """Padded utterances.
 
     Attributes:
-        features: (T, N, 40), fp32; zero where an utterance has ended.
-        lengths: frames of each, (N,), int32.
-        labels: (N, S), int32; 0 where a transcript has ended.
-        sizes: labels of each, (N,), int32.
+        features: (T, N, 40), fp32; zero after the end of an utterance.
+        lengths: number of frames of each utterance, (N,), int32.
+        labels: (N, S), int32; 0 after the end of a transcript.
+        sizes: number of labels of each transcript, (N,), int32.
     """
 
     features: Tensor
@@ -43,15 +43,15 @@ class Batch:
 class Speech:
     """Utterances with their features and labels on one device.
 
-    What is left out, and why, is in ``problems``: transcripts that are empty, hold a character that the alphabet lacks,
-    or are too long for their frames (CTC needs a frame for every character and one more between equal ones).
+    Utterances are left out, and listed in ``problems``, if their transcript is empty, has a character that the alphabet
+    lacks, or is too long for their frames (CTC needs a frame for every character and one more between equal ones).
 
     Args:
-        features: where they are.
-        chosen: which of them.
-        alphabet: what transcripts are written in.
-        device: where to keep them.
-        out: where to report what is left out, stderr if not given.
+        features: the features of the corpus.
+        chosen: the numbers of the utterances to use.
+        alphabet: the characters of transcripts.
+        device: the device to keep them on.
+        out: where to report utterances that are left out, stderr by default.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class Speech:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device of the utterances."""
         return self.frames.device
 
     def padded_length(self, indices: Tensor) -> int:
-        """The frames to which a batch of these is padded. ``indices`` are on the CPU: no device is waited for."""
+        """The number of frames to which a batch is padded. ``indices`` are on the CPU: nothing waits for a GPU."""
         return -(-int(self.durations[indices].max()) // ROUND) * ROUND
 
     def batch(self, indices: Tensor, frames: int) -> Batch:
-        """The utterances of these numbers, on the device, padded to so many frames: gathered there in one go."""
+        """The batch of the utterances ``indices``, padded to ``frames``: one gather, on the device."""
         lengths = self.lengths[indices]
         time = torch.arange(frames, device=self.device).unsqueeze(1)
         outside = time >= lengths
@@ -140,10 +140,10 @@ def select(features: Features, split: str) -> list[int]:
 
 
 def without_speakers(features: Features, chosen: Sequence[int], held_out: int) -> tuple[list[int], list[int]]:
-    """Those of all speakers but ``held_out``, and those of these: the same speakers whatever the seed of a run."""
+    """Split utterances by speaker: all but those of ``held_out`` speakers, and those; the same ones in every run."""
     speakers = sorted({features.speakers[index] for index in chosen})
     if not 0 < held_out < len(speakers):
-        raise ValueError(f"held_out must leave speakers on either side of {len(speakers)}, got {held_out!r}")
+        raise ValueError(f"held_out must be at least 1 and less than the {len(speakers)} speakers, got {held_out!r}")
     order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(HELD_OUT_SEED)).tolist()
     away = {speakers[place] for place in order[:held_out]}
     kept = [index for index in chosen if features.speakers[index] not in away]
@@ -151,9 +151,9 @@ def without_speakers(features: Features, chosen: Sequence[int], held_out: int) -
 
 
 def bucketed(durations: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    """The batches of an epoch, (batches, batch): of about equal length within, in random order.
+    """The batches of an epoch, (batches, batch): each of utterances with about equal lengths, in random order.
 
-    Batches are whole: of what is left over, other utterances in every epoch, none is learnt from.
+    All batches are whole. The utterances left over, others in every epoch, are not used.
 
     >>> lengths = torch.tensor([90, 10, 50, 12, 88, 11, 52, 13])
     >>> batches = bucketed(lengths, 2, torch.Generator().manual_seed(0))

@@ -1,11 +1,11 @@
-"""Where transcribed speech is found: a folder with a manifest, or Kaldi's data directories.
+"""Read the list of utterances of a corpus: a folder with a manifest, or Kaldi's data directories.
 
 *Manifest*: ``manifest.tsv`` with at least the columns of `COLUMNS`, and the audio in ``flac/<split>/<utt>.flac``: the
 layout in which CMU's AN4 can be had. *Kaldi*: a folder for each split, which holds ``wav.scp``, ``text``, ``utt2spk``
 and perhaps ``segments`` (https://kaldi-asr.org/doc/data_prep.html).
 
-What is wrong with these files themselves is refused here, with the file and the line. What is wrong with a single
-utterance is found where its audio and its text are read.
+Mistakes in these files are errors that name the file and the line. Problems of single utterances are found later, when
+`features` reads their audio and `batches` their text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLUMNS = ("utt", "split", "speaker", "text")
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording, or a piece of it from ``start`` to ``end`` in seconds, and what was said."""
+    """A recording, or a piece of it from ``start`` to ``end`` in seconds, with its transcript."""
 
     name: str
     split: str
@@ -35,7 +35,7 @@ class Utterance:
 
 
 def read_corpus(folder: Path | str, splits: Sequence[str] | None = None) -> list[Utterance]:
-    """The utterances of a corpus in either layout, of some splits if they are named."""
+    """The utterances of a corpus in either layout: of these splits, by default of all."""
     root = Path(folder)
     if (root / "manifest.tsv").is_file():
         return read_manifest(root) if splits is None else [u for split in splits for u in read_manifest(root, split)]
@@ -52,7 +52,7 @@ def read_corpus(folder: Path | str, splits: Sequence[str] | None = None) -> list
 
 
 def read_manifest(folder: Path | str, split: str | None = None) -> list[Utterance]:
-    """The utterances of a corpus with a manifest, of one split if it is named, in the order of the manifest."""
+    """The utterances of a corpus with a manifest, in its order: of one split, by default of all."""
     root = Path(folder)
     manifest = root / "manifest.tsv"
     if not manifest.is_file():
@@ -67,7 +67,7 @@ def read_manifest(folder: Path | str, split: str | None = None) -> list[Utteranc
         rows = list(table)
     for number, row in enumerate(rows, start=2):
         if any(row[column] is None for column in COLUMNS) or None in row:
-            raise ValueError(f"{manifest}, line {number}: the columns do not fit those of the first line")
+            raise ValueError(f"{manifest}, line {number}: the columns do not match those of the first line")
     splits = sorted({row["split"] for row in rows})
     if split is not None and split not in splits:
         raise ValueError(f"split must be one of {', '.join(map(repr, splits))}, got {split!r}")
@@ -81,10 +81,11 @@ def read_manifest(folder: Path | str, split: str | None = None) -> list[Utteranc
 
 
 def read_kaldi(folder: Path | str, split: str) -> list[Utterance]:
-    """The utterances of ``folder/split``, a data directory of Kaldi's, in the order of its ``text``.
+    """The utterances of ``folder/split``, a Kaldi data directory, in the order of its ``text``.
 
-    Transcripts are put in capitals, and words in angle brackets, as ``<NOISE>``, left out: nobody said them. Paths that
-    are not absolute start at the directory. A command instead of a path, ``sph2pipe … |``, is refused and never run.
+    Transcripts are converted to capitals, and words in angle brackets, as ``<NOISE>``, are removed, as nobody said
+    them. Relative paths start at the directory. A command instead of a path, ``sph2pipe … |``, is an error; it is never
+    run.
     """
     directory = Path(folder) / split
     recordings = {name: _path(directory, name, rest) for name, rest in _read(directory / "wav.scp").items()}
@@ -97,9 +98,9 @@ def read_kaldi(folder: Path | str, split: str) -> list[Utterance]:
     for name in texts:
         for file, names in ((listed, pieces), ("utt2spk", speakers)):
             if name not in names:
-                raise ValueError(f"{directory / 'text'} has an utterance {name!r} that {file} has not")
+                raise ValueError(f"{directory / 'text'} has an utterance {name!r} that {file} lacks")
         if pieces[name][0] not in recordings:
-            raise ValueError(f"{directory / 'segments'} has a recording {pieces[name][0]!r} that wav.scp has not")
+            raise ValueError(f"{directory / 'segments'} has a recording {pieces[name][0]!r} that wav.scp lacks")
     return [
         Utterance(name, split, speakers[name], _words(text), recordings[pieces[name][0]], *pieces[name][1:])
         for name, text in texts.items()
@@ -107,7 +108,7 @@ def read_kaldi(folder: Path | str, split: str) -> list[Utterance]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The lines of a table of Kaldi's: a name, space, and the rest."""
+    """Read a Kaldi table: every line is a name, space, and the rest."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a data directory of Kaldi's has wav.scp, text and utt2spk")
     table: dict[str, str] = {}
@@ -122,8 +123,8 @@ def _read(path: Path) -> dict[str, str]:
 def _path(directory: Path, name: str, rest: str) -> Path:
     if rest.endswith("|"):
         raise ValueError(
-            f"{directory / 'wav.scp'}: {name!r} is what a command writes, {rest!r}, and commands are not run; "
-            "convert the audio to WAV or FLAC files of one channel at 16 kHz and give their paths"
+            f"{directory / 'wav.scp'}: {name!r} has a command, {rest!r}, and commands are not run; convert the audio "
+            "to WAV or FLAC files of one channel at 16 kHz and give their paths"
         )
     if not rest:
         raise ValueError(f"{directory / 'wav.scp'}: {name!r} has no path")

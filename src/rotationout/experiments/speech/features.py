@@ -1,8 +1,8 @@
-"""The features of a corpus: computed once, kept in one file, and read where there need be no audio and no soundfile.
+"""The features of a corpus: computed once and kept in one file, which can be used without the audio and soundfile.
 
-Every speaker's features have mean 0 and variance 1 in each band, over all that the speaker says: the common practice of
-Kaldi, which takes out voice and microphone but not, as the statistics of a single short utterance would, how much of it
-is silence. They are kept in fp16, which costs at most a thousandth.
+Features are normalised by speaker, as is common in Kaldi: they have mean 0 and variance 1 in each band over all
+utterances of a speaker. This removes voice and microphone but not the share of silence in an utterance, as statistics
+of a single short utterance would. They are kept in fp16, with a relative error of at most a thousandth.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SETTINGS = {"bands": FEATURES, "window": WINDOW, "hop": HOP, "rate": SAMPLE_RATE
 
 @dataclass(frozen=True)
 class Features:
-    """The features of all utterances, one after the other.
+    """The features of a corpus, utterance after utterance.
 
     Attributes:
-        frames: (all frames, 40), fp16.
-        lengths: frames of each utterance, (utterances,), int64.
-        names: their names.
-        splits: the split each belongs to.
-        speakers: who says it.
-        texts: what is said.
+        frames: the frames of all utterances, (all frames, 40), fp16.
+        lengths: number of frames of each utterance, (utterances,), int64.
+        names: name of each utterance.
+        splits: split of each utterance.
+        speakers: speaker of each utterance.
+        texts: transcript of each utterance.
         problems: utterances whose audio could not be used.
     """
 
@@ -58,13 +58,13 @@ class Features:
 def open_corpus(
     path: Path | str, splits: Sequence[str] | None = None, *, cache: Path | None = None, out: TextIO | None = None
 ) -> Features:
-    """The features of a corpus: those kept in a file that `save` wrote, or computed from a folder with audio.
+    """The features of a corpus: read from a file that `save` wrote, or computed from a folder with audio.
 
     Args:
-        path: the file, or the folder (`rotationout.experiments.speech.corpus` says how it must look).
-        splits: what is wanted of it, everything if not given.
-        cache: where to keep what is computed. A corpus whose files have changed is computed anew.
-        out: where to say what is done, stderr if not given.
+        path: the file, or the folder (`rotationout.experiments.speech.corpus` describes its layout).
+        splits: the splits to read, by default all.
+        cache: a folder in which computed features are kept. They are computed again if files of the corpus change.
+        out: where to report progress and problems, stderr by default.
     """
     source = Path(path)
     if source.is_file():
@@ -80,7 +80,7 @@ def open_corpus(
 
 
 def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Features:
-    """The features of all utterances whose audio can be used; what is wrong with the others is reported."""
+    """Compute the features of all utterances whose audio can be used; report the problems of the others."""
     out = sys.stderr if out is None else out
     found: dict[int, Tensor] = {}
     problems: list[Problem] = []
@@ -124,7 +124,7 @@ def _bands(utterance: Utterance) -> Tensor:
 
 
 def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
-    """One speaker's features with mean 0 and variance 1 over all frames, in fp16."""
+    """Normalise the features of one speaker to mean 0 and variance 1 over all frames, in fp16."""
     if not spoken:
         return {}
     frames = torch.cat(list(spoken.values())).double()
@@ -133,7 +133,7 @@ def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
 
 
 def save(features: Features, path: Path) -> None:
-    """Keep features in one file, which `load` reads without running anything in it."""
+    """Write features to one file, which `load` reads without executing any code in it."""
     content = {"settings": SETTINGS, **vars(features), "problems": [asdict(p) for p in features.problems]}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -145,7 +145,7 @@ def save(features: Features, path: Path) -> None:
 
 
 def load(path: Path | str) -> Features:
-    """The features that `save` wrote."""
+    """Read the features that `save` wrote."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         settings = content.pop("settings")
@@ -154,8 +154,8 @@ def load(path: Path | str) -> Features:
         sound = int(features.lengths.sum()) == len(features.frames) and len(features.lengths) == len(features)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
-            f"{path} does not hold the features of a corpus, or is damaged; it must be what `rotationout features` "
-            "wrote, or the folder of a corpus"
+            f"{path} does not hold the features of a corpus, or is damaged; it must be a file that `rotationout "
+            "features` wrote, or the folder of a corpus"
         ) from error
     if settings != SETTINGS or not sound:
         raise ValueError(f"{path} holds other features ({settings}); compute them again: `rotationout features`")
@@ -171,7 +171,7 @@ def _with_splits(features: Features, splits: Sequence[str] | None, source: Path)
 
 
 def _key(utterances: Sequence[Utterance]) -> str:
-    """What the features depend on: the settings, the corpus, and the size and age of each of its files."""
+    """A hash of all that the features depend on: the settings, the corpus, and size and time of each of its files."""
     stats = {path: path.stat() for path in {u.path for u in utterances} if path.is_file()}
     files = [(stats[u.path].st_size, stats[u.path].st_mtime_ns) if u.path in stats else None for u in utterances]
     listed = [[str(value) for value in vars(u).values()] for u in utterances]

@@ -1,8 +1,8 @@
-"""The network of Table 4, a bidirectional LSTM that gives every frame a label, and its loss.
+"""The network of Table 4, a bidirectional LSTM that scores labels at every frame, and the CTC loss.
 
-The paper has four layers, 40 inputs and 512 hidden units, and neither stacks frames nor leaves any out. It prints 137
-outputs, though its labels are characters; here there are as many as the alphabet needs. Nor does it say where the
-noises act: here, on what each layer gives to the next and the last one to the labels, and never on the input.
+The paper has four layers, 40 inputs and 512 hidden units, and neither stacks frames nor skips any. It prints 137
+outputs, though its labels are characters; here there are as many as the alphabet needs. The paper does not say where
+the noise acts: here, on the output of every layer, the last one included, and never on the input.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from .stepped import both_ways
 __all__ = ["Listener", "ctc_loss", "mirrored"]
 
 CUDNN_LABELS = 255
-"""cuDNN's CTC takes transcripts of up to so many labels."""
+"""The longest transcript, in labels, that cuDNN's CTC loss accepts."""
 
 
 class Listener(nn.Module):
     """A bidirectional LSTM and a linear layer on padded utterances: (T, N, inputs) to (T, N, outputs), not normalised.
 
-    It equals a bidirectional `torch.nn.LSTM` on the packed utterances, and what it says at a frame does not depend on
-    the padding. Each direction is a module of its own, which reads its utterances from their first frame or from their
-    last: shapes then depend on the padded length alone, so that a CUDA graph serves all batches of that length, and
-    padding is where no state comes from.
+    It equals a bidirectional `torch.nn.LSTM` on packed utterances: the output at a frame does not depend on the
+    padding. Each direction is a module of its own; the backward one reads every utterance from its last frame. So
+    padding always comes last, where no state depends on it, and shapes depend on the padded length alone: one CUDA
+    graph serves all batches of that length.
 
     Args:
         inputs: features of a frame.
-        hidden: features of each direction.
-        layers: how many.
-        outputs: labels, with the blank.
-        noise: makes the noise on the output of a layer, one for each.
+        hidden: hidden units of each direction.
+        layers: number of layers.
+        outputs: number of labels, the blank included.
+        noise: makes the noise on the output of a layer; called once for each.
         weight_drop: drop probability of the recurrent weights.
-        variational: drop rows of them.
-        stepped: run the LSTMs a frame at a time instead of in cuDNN, see `both_ways`; what is computed is the same.
+        variational: drop whole rows of the recurrent weights.
+        stepped: run the LSTMs frame by frame instead of in cuDNN, see `both_ways`; the result is the same.
 
     >>> from rotationout import noise
     >>> network = Listener(40, 8, 2, 29, noise=lambda: noise("rotation-sequence", 0.2))
@@ -74,7 +74,7 @@ class Listener(nn.Module):
             _begin(layer)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """A score for every label at every frame; ``lengths`` says where each utterance ends."""
+        """The score of every label at every frame; ``lengths`` has the number of frames of each utterance."""
         x = features
         order = _mirror(lengths, len(features))
         for onwards, backwards, noise in zip(self.onwards, self.backwards, self.noises, strict=True):
@@ -89,24 +89,24 @@ class Listener(nn.Module):
 
 @torch.no_grad()
 def _begin(layer: nn.Module) -> None:
-    """Initial weights with which what a layer hears reaches the last one and stays for a while.
+    """Set initial weights with which signals reach the last layer and states last for a while.
 
     The recurrent weights of every gate are orthogonal (Saxe et al. 2014), those of the inputs Glorot's, and the forget
-    gates begin open (Jozefowicz et al. 2015). With torch's own initial weights half of the paper's epochs on AN4 go by
-    before anything but blanks is heard, and how many is chance, which drowns what the noises do.
+    gates start open (Jozefowicz et al. 2015). With torch's own initial weights the network outputs nothing but blanks
+    for half of the paper's epochs on AN4, and for how long is random: this would hide the effect of the noises.
     """
     for name, parameter in layer.named_parameters():
         if "bias" in name:
             parameter.zero_()
             if "bias_ih" in name:
-                parameter.chunk(4)[1].fill_(1.0)  # of the gates i, f, g and o
+                parameter.chunk(4)[1].fill_(1.0)  # the forget gate of i, f, g, o
             continue
         for gate in parameter.chunk(4):
             (nn.init.orthogonal_ if "weight_hh" in name else nn.init.xavier_uniform_)(gate)
 
 
 def _side_by_side(onwards: nn.Module, backwards: nn.Module, x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Both directions of a layer; on a GPU at the same time, as neither fills it."""
+    """The outputs of both directions of a layer; on a GPU on two streams at the same time, as neither fills it."""
     if not x.is_cuda:
         return onwards(x)[0], _turn(backwards(_turn(x, order))[0], order)
     here, aside = torch.cuda.current_stream(x.device), _aside(x.device)
@@ -116,7 +116,7 @@ def _side_by_side(onwards: nn.Module, backwards: nn.Module, x: Tensor, order: Te
     one = onwards(x)[0]
     here.wait_stream(aside)
     for tensor, user in ((x, aside), (order, aside), (other, here)):
-        tensor.record_stream(user)  # its memory is not given away while the other stream may read it
+        tensor.record_stream(user)  # its memory must not be reused while the other stream may read it
     return one, other
 
 
@@ -126,7 +126,7 @@ def _aside(device: torch.device) -> torch.cuda.Stream:
 
 
 def mirrored(x: Tensor, lengths: Tensor) -> Tensor:
-    """Every utterance of (T, N, …) from its last frame to its first; padding stays where it is.
+    """Reverse every utterance of (T, N, …) in time; padding stays where it is.
 
     >>> mirrored(torch.tensor([[1, 4], [2, 5], [3, 0]]), torch.tensor([3, 2])).T.tolist()
     [[3, 2, 1], [5, 4, 0]]
@@ -135,7 +135,7 @@ def mirrored(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _mirror(lengths: Tensor, frames: int) -> Tensor:
-    """Where each frame of a flattened (T, N) has its counterpart."""
+    """For each frame of a flattened (T, N) the index of the frame that replaces it when utterances are reversed."""
     time = torch.arange(frames, device=lengths.device).unsqueeze(1)
     partner = torch.where(time < lengths, lengths - 1 - time, time)
     return (partner * len(lengths) + torch.arange(len(lengths), device=lengths.device)).flatten()
@@ -148,20 +148,20 @@ def _turn(x: Tensor, order: Tensor) -> Tensor:
 def ctc_loss(scores: Tensor, lengths: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     """The mean over utterances of CTC's loss per character (Graves et al. 2006), as `torch.nn.functional.ctc_loss`.
 
-    On a GPU cuDNN computes it, unless a transcript is too long: with lengths that stay on the device, so that the host
-    need not wait and a CUDA graph can be captured. torch would look at the lengths before it calls cuDNN, or, while
-    capturing, refuse utterances of 256 frames and more.
+    On a GPU cuDNN computes it, unless a transcript is too long. It is called here with lengths that stay on the device,
+    so that the host need not wait and a CUDA graph can be captured. torch's own function would read the lengths on the
+    host before it calls cuDNN or, while capturing, refuse utterances of 256 frames and more.
 
     Args:
-        scores: (T, N, labels), not normalised; 0 is the blank.
-        lengths: frames of each utterance, (N,).
-        labels: of each transcript, (N, S), padded.
-        sizes: how many they are, (N,).
+        scores: (T, N, labels), not normalised; label 0 is the blank.
+        lengths: number of frames of each utterance, (N,).
+        labels: the transcripts, (N, S), padded.
+        sizes: number of labels of each transcript, (N,).
     """
     if not scores.is_cuda or labels.size(1) > CUDNN_LABELS:
         return F.ctc_loss(scores.float().log_softmax(-1), labels, lengths, sizes)
     outside = torch.arange(len(scores), device=scores.device).unsqueeze(1) >= lengths
-    heard = scores.float().masked_fill(outside.unsqueeze(2), 0)  # so that padding has no gradient, whatever cuDNN says
+    heard = scores.float().masked_fill(outside.unsqueeze(2), 0)  # no gradient of padding, whatever cuDNN returns there
     integers = [tensor.to(torch.int32) for tensor in (_joined(labels, sizes), lengths, sizes)]
     losses, _ = torch.ops.aten._cudnn_ctc_loss.Tensor(heard.log_softmax(-1), *integers, 0, True, False)
     mean: Tensor = (losses / sizes).mean()
@@ -169,9 +169,9 @@ def ctc_loss(scores: Tensor, lengths: Tensor, labels: Tensor, sizes: Tensor) -> 
 
 
 def _joined(labels: Tensor, sizes: Tensor) -> Tensor:
-    """Transcripts one after the other, as cuDNN wants them; what is left of the tensor is zero."""
+    """Concatenate the transcripts without padding, as cuDNN needs them; the rest of the tensor is zero."""
     place = torch.arange(labels.size(1), device=labels.device)
     start = (sizes.cumsum(0) - sizes).unsqueeze(1)
-    end = labels.numel()  # where padding goes, and is cut off
+    end = labels.numel()  # padding is scattered here, and cut off
     target = (start + place).masked_fill(place >= sizes.unsqueeze(1), end).flatten()
     return labels.new_zeros(end + 1).scatter_(0, target, labels.flatten())[:end]

@@ -1,4 +1,4 @@
-"""Training runs of speech recognition: Adam on CTC's loss, and what is heard of the test utterances."""
+"""Training runs of Table 4: Adam on the CTC loss, and the edit distance of greedily decoded test utterances."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .text import ALPHABET
 __all__ = ["Corpus", "Recognition", "SpeechConfig", "load_speech"]
 
 CACHE = Path("out/features")
-"""Where the features of a corpus are kept."""
+"""The folder in which the features of a corpus are cached."""
 PATIENCE = 16
-"""After so many batches most of the lengths of a corpus have come, and graphs are captured."""
+"""Graphs are captured after so many batches, when most padded lengths of a corpus have been seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,20 @@ class SpeechConfig(Config):
     """A run of speech recognition. Its noise acts on the output of every layer.
 
     Args:
-        hidden: units of each direction of a layer.
-        layers: how many LSTM layers, each in both directions.
+        hidden: hidden units of a layer, per direction.
+        layers: number of bidirectional LSTM layers.
         weight_drop: drop probability of the recurrent weights.
-        variational: drop whole rows of the recurrent weights instead of single ones.
-        alphabet: what transcripts are written in.
-        train_split: the split to learn from.
+        variational: drop whole rows of the recurrent weights instead of single weights.
+        alphabet: the characters of transcripts.
+        train_split: the split to train on.
         test_split: the split to test on.
-        held_out: learn without so many of the speakers, and test on them instead.
-        test_every: epochs from test to test; the last one is always tested.
-        lstm: what runs the LSTMs on a GPU: ``"cudnn"``, or ``"stepped"``, kernels of our own that leave room for
-            those of other runs, for multiples of 64 units where triton is installed. What is computed is the same but
-            for rounding. Elsewhere, and on a CPU, torch does either way.
-        precision: ``"fp32"``, in which cuDNN's matrix products are TF32, or ``"fp16"``; torch casts no LSTM of cuDNN's
-            to bf16.
+        held_out: hold the utterances of this many training speakers out, and test on them instead of ``test_split``.
+        test_every: number of epochs from test to test; the last epoch is always tested.
+        lstm: the kernels of the LSTMs on a GPU: ``"cudnn"``, or ``"stepped"``, our own Triton kernels, with which runs
+            side by side are faster. Results differ by rounding only. ``"stepped"`` has no effect without triton, if
+            ``hidden`` is not a multiple of 64, or on a CPU.
+        precision: ``"fp32"``, in which cuDNN's matrix products are TF32, or ``"fp16"``; not bf16, as torch's autocast
+            does not cast cuDNN's LSTMs to it.
     """
 
     batch: int = 32
@@ -76,12 +76,12 @@ class SpeechConfig(Config):
         self._check_least(1, "hidden", "layers", "test_every")
         self._check_least(0, "held_out")
         if len(set(self.alphabet)) < len(self.alphabet) or not self.alphabet:
-            raise ValueError(f"alphabet must have every character once, got {self.alphabet!r}")
+            raise ValueError(f"alphabet must have characters, each of them once, got {self.alphabet!r}")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What to learn from and what to test on, on the device, and what of it could not be used."""
+    """The training utterances and the test utterances, on the device, and those that could not be used."""
 
     train: Speech
     test: Speech
@@ -89,13 +89,13 @@ class Corpus:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a record says of it."""
+        """The fields of a record about the corpus."""
         every = [*self.problems, *self.train.problems, *self.test.problems]
         return {"train_utterances": len(self.train), "test_utterances": len(self.test), **problems.facts(every)}
 
 
 def load_speech(config: SpeechConfig, data: Path, device: torch.device) -> Corpus:
-    """Read a corpus, or features that were computed before (`rotationout.experiments.speech.features.open_corpus`)."""
+    """Load a corpus, or a file of its features, for a config: `rotationout.experiments.speech.features.open_corpus`."""
     splits = [config.train_split] if config.held_out else [config.train_split, config.test_split]
     features = open_corpus(data, splits, cache=CACHE)
     learnt = select(features, config.train_split)
@@ -112,12 +112,12 @@ class Recognition(Run):
 
     Args:
         config: what to run.
-        corpus: what to learn from and to test on, on the device.
-        device: where.
+        corpus: the training utterances and the test utterances, on the device.
+        device: the device to train on.
     """
 
     config: SpeechConfig
-    captured = False  # as a whole: there is a graph for every length that batches are padded to
+    captured = False  # by `Run`, as a whole: here each padded length has a graph of its own
 
     def __init__(self, config: SpeechConfig, corpus: Corpus, device: torch.device) -> None:
         self.corpus = corpus
@@ -126,7 +126,7 @@ class Recognition(Run):
             raise ValueError(f"there are {len(train)} training utterances, fewer than a batch of {config.batch}")
         super().__init__(config, device)
         for parameter in self.network.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # where all graphs leave it
+            parameter.grad = torch.zeros_like(parameter)  # all graphs write their gradients here
         self.order = torch.empty(0, config.batch, dtype=torch.int64)
         self.placed = self.order.to(device)
         self.chosen = torch.zeros(self.share.stop - self.share.start, dtype=torch.int64, device=device)
@@ -135,14 +135,14 @@ class Recognition(Run):
         longest = max(test.padded_length(row) for row in self.tested)
         self.paths = torch.zeros(longest, len(self.chosen), dtype=torch.int64, device=device)
         self.transcripts: list[dict[str, str]] = []
-        short = train.labels.size(1) <= CUDNN_LABELS  # else the host looks at lengths, which a graph cannot
+        short = train.labels.size(1) <= CUDNN_LABELS  # longer ones need the host, see ctc_loss
         self._find_gradient = self._graphs.by_length(self._add_gradient, captured=short, patience=PATIENCE)
         self._follow = self._graphs.by_length(self._use_gradient)
         self._hear = self._graphs.by_length(self._find_paths)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of the training utterances; what is left over waits for another epoch."""
+        """The number of whole batches of training utterances; what is left over is not used in this epoch."""
         return len(self.corpus.train) // self.config.batch
 
     @property
@@ -152,7 +152,7 @@ class Recognition(Run):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was learnt from and tested on, what was left out of it, and a few transcripts."""
+        """The numbers of utterances, what was left out, and a few transcripts."""
         return {**self.corpus.facts, "transcripts": self.transcripts}
 
     @property
@@ -167,13 +167,11 @@ class Recognition(Run):
         return f"edit distance {result['edit_distance']:.2f}, CER {result['cer']:.2f} %"
 
     def compile(self) -> None:
-        """There is nothing to compile: the LSTMs are nearly all of the work."""
-        raise ValueError(
-            "compile: speech recognition runs in kernels for LSTMs, which torch.compile leaves as they are"
-        )
+        """An error: nearly all of the work is in LSTM kernels, which torch.compile does not change."""
+        raise ValueError("--compile has no effect on speech recognition, whose work is in LSTM kernels: leave it out")
 
     def build_network(self) -> nn.Module:
-        """The bidirectional LSTM, with its noises."""
+        """The bidirectional LSTM with its noise."""
         config = self.config
         return Listener(
             FEATURES,
@@ -192,23 +190,26 @@ class Recognition(Run):
         return torch.optim.Adam(self.network.parameters(), self.rate, weight_decay=decay, fused=True, capturable=on_gpu)
 
     def begin_epoch(self) -> None:
-        """New batches."""
+        """Draw the batches of an epoch."""
         self.order = bucketed(self.corpus.train.durations, self.config.batch, self.shuffler)
         self.placed = self.order.to(self.device)
 
     def take_batch(self, place: int) -> None:
-        """Which utterances are next, and how long they will be."""
+        """Set the numbers of the utterances of a batch, and the length to which they are padded."""
         self.frames = self.corpus.train.padded_length(self.order[place])
         self.chosen.copy_(self.placed[place, self.share])
 
     def batch_loss(self) -> Tensor:
-        """CTC's loss of the chosen utterances."""
+        """The CTC loss of the current batch."""
         batch = self.corpus.train.batch(self.chosen, self.frames)
         scores = self.network(batch.features, batch.lengths)
         return ctc_loss(scores, batch.lengths, batch.labels, batch.sizes)
 
     def test(self) -> dict[str, float]:
-        """How well the test utterances are heard, if it is their turn; every process listens to some of them."""
+        """Edit distance and character error rate on the test utterances, which the processes share.
+
+        Nothing except every ``test_every`` epochs, and at the end.
+        """
         if len(self.losses) % self.config.test_every and not self.finished:
             return {}
         test = self.corpus.test
@@ -219,7 +220,7 @@ class Recognition(Run):
         return {"distance_curve": scores["distance"], "cer_curve": scores["cer"]}
 
     def _listen(self) -> dict[int, str]:
-        """What is heard of this process's part of the test utterances, by their numbers."""
+        """The decoded texts of this process's part of the test utterances, by their numbers."""
         test = self.corpus.test
         self.network.eval()
         rows = self.tested[processes.rank() :: processes.size()]
@@ -237,11 +238,11 @@ class Recognition(Run):
         return heard
 
     def state(self) -> dict[str, Any]:
-        """With the batches of this epoch and the last transcripts."""
+        """The state of `Run`, with the batches of this epoch and the last transcripts."""
         return {**super().state(), "order": self.order, "transcripts": self.transcripts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         super().restore(state)
         self.order, self.transcripts = state["order"], state["transcripts"]
         self.placed = self.order.to(self.device)
@@ -250,14 +251,14 @@ class Recognition(Run):
         self.network.train()
         self._find_gradient(self.frames)
         processes.average_([parameter.grad for parameter in self.network.parameters() if parameter.grad is not None])
-        self._follow(0)  # of whatever length the batch is
+        self._follow(0)  # the update does not depend on the length
 
     def _use_gradient(self, _: int) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def _add_gradient(self, frames: int) -> None:
-        self.frames = frames  # another length than this batch's may be captured
+        self.frames = frames  # `ByLength` may capture another length than this batch's
         self.optimizer.zero_grad(set_to_none=False)
         with self.autocast():
             loss = self.batch_loss()

@@ -1,4 +1,4 @@
-"""What was heard, beside what was said: the best path of CTC, edit distances and the character error rate."""
+"""Scores of recognised text: greedy CTC decoding, edit distances and the character error rate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SHOWN = 6
 
 
 def greedy(paths: Tensor, lengths: Sequence[int], alphabet: str) -> list[str]:
-    """What the likeliest label of every frame, (T, N), says of each utterance."""
+    """Greedy decoding: the text of each utterance from the likeliest label of every frame, (T, N)."""
     return [decode(path[:length], alphabet) for path, length in zip(paths.T.tolist(), lengths, strict=True)]
 
 
 def score(heard: Sequence[str], said: Sequence[str]) -> dict[str, float]:
-    """The mean edit distance of an utterance, in characters, and the character error rate in per cent.
+    """The mean edit distance per utterance, in characters, and the character error rate in per cent.
 
-    The rate is the sum of all distances over that of all lengths; both come from torchmetrics.
+    The rate is the sum of all distances over the sum of all lengths; both come from torchmetrics.
 
     >>> score(["YES", "N"], ["YES", "NO"])
     {'distance': 0.5, 'cer': 20.0}
@@ -34,7 +34,7 @@ def score(heard: Sequence[str], said: Sequence[str]) -> dict[str, float]:
 
 
 def examples(heard: Sequence[str], said: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
-    """A few transcripts beside their references, evenly spread over the utterances, whatever became of them."""
+    """A few recognised texts with their references, evenly spread over the utterances, good or bad."""
     chosen = range(0, len(said), max(1, len(said) // SHOWN))[:SHOWN]
     return [{"name": names[i], "said": said[i], "heard": heard[i]} for i in chosen]
 

@@ -1,8 +1,8 @@
-"""LSTMs a frame at a time on a GPU, in Triton: both directions of a layer, or any number of LSTMs alike, in one launch.
+"""Triton kernels that run LSTMs frame by frame: a launch computes one frame of any number of LSTMs of equal sizes.
 
-Runs side by side gain little from each other in cuDNN. Launches for single frames are small, and those of several runs,
-on streams of their own and captured in CUDA graphs, overlap: on an H200 six runs of Table 4 take half as long as in
-cuDNN (``benchmarks/speech.py``). Import this only where triton is installed.
+cuDNN's LSTMs hardly overlap when several runs share a GPU. Launches for single frames are small, and those of several
+runs, on streams of their own and captured in CUDA graphs, do overlap: on an H200 six runs of Table 4 take half as long
+as in cuDNN (``benchmarks/speech.py``). Import this only where triton is installed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -20,17 +20,17 @@ from torch import Tensor
 __all__ = ["Recurrence"]
 
 UNITS, DEPTH, ROWS = 16, 64, 32
-"""Hidden units of a program, what it multiplies at once, and at most so many sequences."""
+"""Per program: hidden units, the depth of one matrix product, and the largest number of sequences."""
 WARPS, STAGES = 4, 3
-"""Of a program: its threads by 32, and how far ahead it loads."""
+"""Per program: warps of 32 threads, and stages of the software pipeline that loads ahead."""
 
 
 class Recurrence(torch.autograd.Function):
-    """`rotationout.experiments.speech.stepped.recur` and its gradient. Cells are kept in fp32, all else as given."""
+    """`rotationout.experiments.speech.stepped.recur` and its gradient. Cells are in fp32, all else in gates' dtype."""
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weight: Tensor) -> Tensor:
-        """A launch for every frame."""
+        """Run a launch for every frame."""
         gates, weight = gates.contiguous(), weight.contiguous()
         copies, times, rows, hidden = *gates.shape[:3], weight.size(2)
         opened = torch.empty_like(gates)
@@ -44,7 +44,7 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """A launch for every frame, from the last to the first; then the weights' at once."""
+        """Run a launch for every frame, from the last to the first; then find the gradient of the weights at once."""
         weight, opened, h, c = ctx.saved_tensors
         _, times, rows, hidden = h.shape
         given, turned = gradients[0].contiguous(), weight.transpose(1, 2).contiguous()
@@ -59,7 +59,7 @@ class Recurrence(torch.autograd.Function):
 
 def _sizes(h: Tensor) -> dict[str, Any]:
     rows = max(16, min(ROWS, triton.next_power_of_2(h.size(2))))
-    precision = "ieee" if h.dtype == torch.float32 else "tf32"  # the latter has no meaning for halves
+    precision = "ieee" if h.dtype == torch.float32 else "tf32"  # no effect on fp16 and bf16
     tile = {"ROWS": rows, "UNITS": UNITS, "DEPTH": DEPTH, "PRECISION": precision}
     return {**tile, "num_warps": WARPS, "num_stages": STAGES}
 
@@ -90,9 +90,10 @@ def _forward(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Some units of some sequences at frame t: their gates from h at t − 1, then cell and output.
+    """One frame t of some units of some sequences: the gates from h at t − 1, then the cells and h.
 
-    gates and opened are (copies, times, rows, 4·hidden), of the gates i, f, g and o; weight (copies, 4·hidden, hidden).
+    gates (before the recurrent product) and opened (the activated gates) are (copies, times, rows, 4·hidden), in the
+    order i, f, g and o; weight is (copies, 4·hidden, hidden).
     """
     copy = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[None, :]
@@ -103,7 +104,7 @@ def _forward(
     along = tl.arange(0, DEPTH)
     of_unit = weight + (copy * 4 * hidden + unit) * hidden + along[:, None]
     gate = hidden * hidden
-    place = now * 4 * hidden + unit  # all that does not wait for a product is loaded before them
+    place = now * 4 * hidden + unit  # loaded before the products, which they do not wait for
     i = tl.load(gates + place, mask=inside, other=0.0).to(tl.float32)
     f = tl.load(gates + place + hidden, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(gates + place + 2 * hidden, mask=inside, other=0.0).to(tl.float32)
@@ -144,9 +145,9 @@ def _backward(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of some units' gates at frame t, from that of all gates at t + 1; the cells' is carried along.
+    """The gradient of the gates of some units at frame t, from that of all gates at t + 1.
 
-    turned is (copies, hidden, 4·hidden), the weights with their axes exchanged.
+    carried has the gradient of the cells; turned is the transposed weights, (copies, hidden, 4·hidden).
     """
     copy = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)[None, :]
@@ -166,7 +167,7 @@ def _backward(
     before = tl.load(c + (now - rows) * hidden + unit, mask=inside & (t > 0), other=0.0)
     carry = carried + (copy * rows + row) * hidden + unit
     dc = tl.load(carry, mask=inside, other=0.0)
-    by_i = tl.zeros((ROWS, UNITS), tl.float32)  # through each gate by itself: sums that need not wait for each other
+    by_i = tl.zeros((ROWS, UNITS), tl.float32)  # a sum for each gate: independent products
     by_f = tl.zeros((ROWS, UNITS), tl.float32)
     by_g = tl.zeros((ROWS, UNITS), tl.float32)
     by_o = tl.zeros((ROWS, UNITS), tl.float32)

@@ -1,6 +1,6 @@
-"""Both directions of a layer of `rotationout.experiments.speech.network.Listener` at once, a frame at a time.
+"""Run both directions of a bidirectional LSTM layer at once, frame by frame, instead of in cuDNN.
 
-It computes what cuDNN's LSTMs compute. What it is for is in `rotationout.experiments.speech.step_kernels`.
+The result is the same. `rotationout.experiments.speech.step_kernels` has the Triton kernels, and says why they exist.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...nn import NoisyLSTM, WeightDrop
 __all__ = ["both_ways", "has_kernels", "recur"]
 
 MULTIPLE = 64
-"""Hidden sizes for which there are kernels."""
+"""The kernels need a hidden size that is a multiple of this."""
 
 
 def has_kernels(device: torch.device, hidden: int) -> bool:
-    """Whether kernels do this for LSTMs of so many units; without them torch's own are faster.
+    """Whether the Triton kernels can run LSTMs of so many units; without them torch's own LSTM is faster.
 
     >>> has_kernels(torch.device("cpu"), 512), has_kernels(torch.device("cuda"), 500)
     (False, False)
@@ -30,7 +30,7 @@ def has_kernels(device: torch.device, hidden: int) -> bool:
 
 
 def both_ways(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The outputs of several one-layer `NoisyLSTM` of the same sizes, each on an input of its own, (T, N, features).
+    """The outputs of several one-layer `NoisyLSTM` of equal sizes, each on its own input, (T, N, features).
 
     >>> layers = NoisyLSTM(40, 8), NoisyLSTM(40, 8)
     >>> inputs = torch.randn(11, 2, 40), torch.randn(11, 2, 40)
@@ -46,11 +46,11 @@ def both_ways(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> tuple[Te
 
 
 def recur(gates: Tensor, weight: Tensor) -> Tensor:
-    """The states h of LSTMs at all frames, from zero.
+    """The states h of several LSTMs at all frames, (copies, T, N, hidden), from the initial state zero.
 
     Args:
-        gates: (copies, T, N, 4·hidden), what inputs and biases give to the gates i, f, g and o of torch's LSTM.
-        weight: (copies, 4·hidden, hidden), the recurrent weights.
+        gates: (copies, T, N, 4·hidden), the contribution of inputs and biases to the gates i, f, g and o.
+        weight: (copies, 4·hidden, hidden), the recurrent weights, as in torch's LSTM.
 
     >>> recur(torch.zeros(2, 5, 3, 32), torch.zeros(2, 32, 8)).shape
     torch.Size([2, 5, 3, 8])
