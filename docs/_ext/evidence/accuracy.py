@@ -8,14 +8,15 @@ from typing import Any
 
 from scipy.stats import t
 
+from rotationout.experiments.forms import NETWORKS, FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100, detection, images, speech
 from rotationout.recipes.search import SEARCH, STRONG
-from rotationout.report import digits, ghost, reproduced, search, shift, small_batch, table1, verdicts
-from rotationout.report.cells import by_row
+from rotationout.report import digits, forms, ghost, reproduced, search, shift, small_batch, table1, verdicts
+from rotationout.report.cells import by_row, significance
 from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
@@ -30,7 +31,16 @@ ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_digits(), **_small_batch(), **_protocol(), **_table1(), **_tables(), **_studies(), **_speech()}
+    return {
+        **_digits(),
+        **_forms(),
+        **_small_batch(),
+        **_protocol(),
+        **_table1(),
+        **_tables(),
+        **_studies(),
+        **_speech(),
+    }
 
 
 def _digits() -> dict[str, str]:
@@ -52,6 +62,18 @@ def _digits() -> dict[str, str]:
         "digits_batch": f"{study.settings['batch']} × {study.settings['width']}",
         "digits_count": str(len(study.records)),
     }
+
+
+def _forms() -> dict[str, str]:
+    study = FormsStudy.load(RESULTS / "forms.json")
+    tables = {f"forms_{network}": forms.table(study, network).markdown() for network in NETWORKS}
+    gaps = {
+        "dropout": ("Dropout", "default"),
+        "over_none": ("default", "no noise"),
+        "over_dropout2d": ("default", "Dropout2d"),
+    }
+    found = {f"forms_{name}": forms.signed(*study.paired_difference("maps", *pair)) for name, pair in gaps.items()}
+    return {**tables, **found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}
 
 
 def _protocol() -> dict[str, str]:
@@ -84,10 +106,23 @@ def _protocol() -> dict[str, str]:
 def _table1() -> dict[str, str]:
     """What Table 1 has beside its numbers: how RotationOut did, and what co-adaptation its networks have."""
     records = read_records(RESULTS, TABLE1)
-    losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in by_row(records).items()}
+    rows = by_row(records)
+    losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}
+    none, dropout, rotation = (
+        [run["last10_top1"] for run in rows[row]]
+        for row in ("none", "dropout keep 0.8", "rotation default sigma 0.500")
+    )
+    printed = {
+        place: float(table1.PAPER["resnet110"][place][0].split()[0]) for place in ("dropout 0.8", "rotation 0.500")
+    }
     decays = {record["weight_decay"] for record in records}
     return {
         "table1_decay": ", ".join(f"{decay:g}" for decay in decays),
+        "table1_over_none": f"{statistics.fmean(rotation) - statistics.fmean(none):.2f}",
+        "table1_lead": f"{statistics.fmean(rotation) - statistics.fmean(dropout):.2f}",
+        "table1_paper_lead": f"{printed['rotation 0.500'] - printed['dropout 0.8']:.2f}",
+        "table1_p_none": significance(rotation, none),
+        "table1_p_dropout": significance(rotation, dropout),
         "table1_losses": ", ".join(f"{loss:.2f} ({row})" for row, loss in losses.items()),
         "table1_coadaptation_table": shift.coadaptation_table(records).markdown(),
         "table1_coadaptation_compared": shift.compared_coadaptation(records, table1.RIVALS),
@@ -145,11 +180,15 @@ def _studies() -> dict[str, str]:
 def _ghosts() -> dict[str, str]:
     """All that came out with ghost batches, and of it what is missing and what came out of CrossNorm."""
     records = read_records(RESULTS, ghost.RECIPE)
-    if not records:
-        return dict.fromkeys(("ghost_batches", "ghost_first"), _nothing(f"`{ghost.RECIPE}`"))
     said = ghost.findings(records)
     findings = "\n".join(f"- {line}" for line in said)
+    means = {key: statistics.fmean(values) for key, values in ghost.accuracies(records).items()}
+    measured = [
+        abs(mean - means["batch", kind, size]) for (mode, kind, size), mean in means.items() if mode == "poly_measured"
+    ]
     return {
+        "ghost_lost": f"{means['batch', 'running', 128] - means['batch', 'running', 4]:.1f}",
+        "ghost_measured": f"{max(measured):.1f}",
         "ghost_batches": "\n\n".join([ghost.table(records).markdown(), *ghost.prose(records), findings]),
         "ghost_first": " ".join(said[: len(ghost.trouble(records)) + 1]),
     }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from ..nn import RotationOut
 from .records import LABELS, Record, Study, surroundings
 from .threads import one_thread
 
-__all__ = ["NOISES", "build_model", "run", "train"]
+__all__ = ["NOISES", "Learned", "build_model", "learn", "run", "train"]
 
 NOISES: dict[str, Callable[[float], nn.Module]] = {
     "none": lambda p: nn.Identity(),
@@ -68,13 +69,36 @@ def load_data() -> tuple[Tensor, Tensor]:
 def train(data: tuple[Tensor, Tensor], noise: str, p: float, seed: int, epochs: int) -> Record:
     """Train one network. The seed decides the split, the initial weights, the order and the noise."""
     start = time.perf_counter()
-    pixels, labels = data
+    learned = learn(data, lambda: build_model(noise, p), seed, epochs)
+    return Record(
+        noise, p, seed, learned.epochs, learned.test_curve, learned.train_accuracy, time.perf_counter() - start
+    )
+
+
+class Learned(NamedTuple):
+    """What a network has learned: test accuracy after some epochs, and how many training examples it labels right."""
+
+    epochs: list[int]
+    test_curve: list[float]
+    train_accuracy: float
+
+
+def learn(data: tuple[Tensor, Tensor], build: Callable[[], nn.Module], seed: int, epochs: int) -> Learned:
+    """Train the network that ``build`` makes. The seed decides the split, the initial weights, the order and the noise.
+
+    Args:
+        data: inputs, one example per row, and their labels.
+        build: makes the network; it is called once, with torch's generator seeded.
+        seed: all that is random follows from it.
+        epochs: passes over the training examples.
+    """
+    inputs, labels = data
     # Split and order have a generator of their own: each noise draws a different amount from the global one.
     order = torch.Generator().manual_seed(seed)
     train_set, test_set = torch.randperm(len(labels), generator=order).tensor_split([TRAIN_EXAMPLES])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build_model(noise, p)
+        model = build()
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
         every = max(1, epochs // CURVE_POINTS)
         measured, curve = [], []
@@ -82,20 +106,20 @@ def train(data: tuple[Tensor, Tensor], noise: str, p: float, seed: int, epochs: 
             model.train()
             for batch in train_set[torch.randperm(TRAIN_EXAMPLES, generator=order)].view(-1, BATCH):
                 optimizer.zero_grad()
-                F.cross_entropy(model(pixels[batch]), labels[batch]).backward()
+                F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
                 optimizer.step()
             if epoch % every == 0 or epoch == epochs:
                 measured.append(epoch)
-                curve.append(accuracy(model, pixels[test_set], labels[test_set]))
-        fitted = accuracy(model, pixels[train_set], labels[train_set])
-    return Record(noise, p, seed, measured, curve, fitted, time.perf_counter() - start)
+                curve.append(accuracy(model, inputs[test_set], labels[test_set]))
+        fitted = accuracy(model, inputs[train_set], labels[train_set])
+    return Learned(measured, curve, fitted)
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, pixels: Tensor, labels: Tensor) -> float:
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """The fraction of examples that the model classifies correctly in eval mode, without noise."""
     model.eval()
-    return int((model(pixels).argmax(1) == labels).sum()) / len(labels)
+    return int((model(inputs).argmax(1) == labels).sum()) / len(labels)
 
 
 def plan(p: float, seeds: int) -> Iterator[tuple[str, float, int]]:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..experiments.forms import FormsStudy
 from ..experiments.records import Study, readable
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES, detection, images, speech
-from . import cifar100, digits, reproduced, small_batch, speed, style, table1, table2, table3, table4, verdicts
+from . import cifar100, digits, forms, reproduced, small_batch, speed, style, table1, table2, table3, table4, verdicts
 from .curves import CAPTION, curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
@@ -48,6 +49,8 @@ def sections(
         demo = Study.load(results / "digits.json")
     if demo is not None:
         found += digits.sections(demo)
+    if (results / "forms.json").is_file():
+        found += forms.sections(FormsStudy.load(results / "forms.json"))
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:

@@ -1,0 +1,108 @@
+"""The report of the study of forms: a table and a figure for each network, and what came out in sentences."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from ..experiments.forms import DEFAULT, NETWORKS, OTHERS, FormsStudy
+from . import style
+from .digits import percent
+from .page import Section, Table
+from .terminal import print_table
+
+__all__ = ["figure", "sections", "show", "signed", "table", "verdict"]
+
+CLEAR = 3.0
+"""A difference of more standard errors is called clear; there are some thirty comparisons."""
+LAYERS = {"vectors": "RotationOut", "maps": "RotationOut2d"}
+
+
+def table(study: FormsStudy, network: str) -> Table:
+    """A row for each form: test accuracy, and how much it has over the default form."""
+    rows = []
+    for one in study.of(network):
+        change = "–" if one.form == DEFAULT else signed(*study.paired_difference(network, one.form))
+        rows.append([one.form, percent(one.test_accuracy), percent(one.train_accuracy), change])
+    return Table(["form", "test accuracy, %", "train accuracy, %", "difference ± s.e."], rows)
+
+
+def verdict(study: FormsStudy, network: str) -> str:
+    """Which forms differ clearly from the default one, in a sentence or two."""
+    sides: dict[str, list[str]] = {"above": [], "below": []}
+    compared = [one.form for one in study.of(network) if one.form != DEFAULT]
+    for form in compared:
+        mean, error = study.paired_difference(network, form)
+        if not math.isnan(error) and abs(mean) > CLEAR * error:
+            sides["above" if mean > 0 else "below"].append(f"{form} ({signed(mean, error)})")
+    said = [f"clearly {side} it: {', '.join(forms)}" for side, forms in sides.items() if forms]
+    others = sum(form not in OTHERS[network] for form in compared)
+    return (
+        f"{LAYERS[network]}, its default form against {others} other forms and {len(compared) - others} rivals, "
+        f"in points of test accuracy: {'; '.join(said) if said else 'none is clearly different'}. "
+        f"Clear means more than {CLEAR:g} standard errors of the paired difference."
+    )
+
+
+def figure(study: FormsStudy, network: str) -> Figure:
+    """What each form has over the default one, with three standard errors to either side."""
+    forms = [one.form for one in study.of(network) if one.form != DEFAULT]
+    with mpl.rc_context(style.STYLE):
+        drawn = Figure(figsize=(6.0, 0.9 + 0.24 * len(forms)), layout="constrained")
+        axes = drawn.subplots()
+        axes.axvline(0, color=style.INK, linewidth=0.8)
+        for place, form in enumerate(forms):
+            mean, error = study.paired_difference(network, form)
+            kind = "rotation" if form not in OTHERS[network] else "none" if form == "no noise" else "dropout"
+            width = 0.0 if math.isnan(error) else 100 * CLEAR * error
+            axes.errorbar(100 * mean, place, xerr=width, fmt="o", color=style.HUES[kind][0], markersize=4, capsize=2)
+        axes.set_yticks(range(len(forms)), forms)
+        axes.invert_yaxis()
+        axes.set(xlabel="test accuracy beside the default form, points")
+        style.finish(axes)
+    return drawn
+
+
+def sections(study: FormsStudy) -> list[Section]:
+    """What the page shows of this study."""
+    s = study.settings
+    shared = (
+        f"Handwritten digits, {s['train_examples']} to train on and {s['test_examples']:,} to test, p = {s['p']:g}, "
+        f"{s['epochs']} epochs. Mean ± standard deviation over {s['seeds']} seeds. The difference is to the default "
+        "form, paired by seed."
+    )
+    networks = {
+        "vectors": f"Two hidden layers of {s['width']} ReLUs, the noise after each.",
+        "maps": f"Three convolutions, {s['channels']} to {2 * s['channels']} channels, the noise before the last two.",
+    }
+    return [
+        Section(
+            f"Which choices matter: {LAYERS[network]}",
+            [networks[network], shared],
+            table(study, network),
+            style.to_svg(figure(study, network)),
+            f"Difference in test accuracy to the default form, and {CLEAR:g} standard errors either side.",
+            verdict(study, network),
+        )
+        for network in NETWORKS
+    ]
+
+
+def show(study: FormsStudy, console: Console) -> None:
+    """Print the tables and the verdicts."""
+    for network in NETWORKS:
+        print_table(table(study, network), f"Forms of {LAYERS[network]} on digits", console)
+        console.print(verdict(study, network), highlight=False)
+
+
+def signed(mean: float, error: float) -> str:
+    """A difference of fractions in percentage points, with its standard error if there is one.
+
+    >>> signed(-0.0123, 0.002), signed(0.01, math.nan)
+    ('−1.23 ± 0.20', '+1.00')
+    """
+    text = f"{100 * mean:+.2f}".replace("-", "−")
+    return text if math.isnan(error) else f"{text} ± {100 * error:.2f}"

@@ -1,0 +1,180 @@
+"""The study of forms: each differs from the default by what its name says, and its tables are those of its record."""
+
+import dataclasses
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+from rotationout.experiments import digits, forms
+from rotationout.experiments.forms import DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
+from rotationout.nn import RotationOut, RotationOut2d
+from rotationout.report import forms as report
+
+CHOICES = {"vectors": RotationOut(forms.P), "maps": RotationOut2d(forms.P)}
+
+
+@pytest.mark.parametrize(("network", "form"), [(network, form) for network in FORMS for form in FORMS[network]])
+def test_a_form_differs_from_the_default_by_what_it_says(network: str, form: str) -> None:
+    layer = forms.noise_of(network, form)(8)
+    assert isinstance(layer, type(CHOICES[network]))
+    default, options = CHOICES[network], FORMS[network][form]
+    before, after = ({**dataclasses.asdict(one.draw), "center": one.center} for one in (default, layer))
+    changed = {name for name in before if before[name] != after[name]}
+    if "preset" in options:
+        assert len(changed) > 1, "more than one choice at once"
+    else:
+        assert changed == set(options) - {"num_features", "block_size"}
+    assert layer.block_size == options.get("block_size")
+    assert layer.p == forms.P
+
+
+def test_the_papers_form_on_maps_is_the_one_with_uniform_angles() -> None:
+    """Why there is no row for it."""
+    paper, uniform = RotationOut2d(forms.P, preset="paper"), forms.noise_of("maps", "θ uniform")(8)
+    assert isinstance(uniform, RotationOut2d)
+    assert (paper.draw, paper.center) == (uniform.draw, uniform.center)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_forms_begin_alike_and_noise_is_in_two_places(network: str) -> None:
+    built = []
+    for form in (DEFAULT, "Dropout"):
+        torch.manual_seed(0)
+        built.append(NETWORKS[network](forms.noise_of(network, form)))
+    ours, theirs = (list(model.parameters()) for model in built)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    kinds = type(CHOICES[network]), nn.Dropout
+    for model, kind in zip(built, kinds, strict=True):
+        assert sum(isinstance(module, kind) for module in model) == 2
+        assert model(torch.rand(5, 64)).shape == (5, 10)
+
+
+def test_the_network_of_vectors_is_that_of_the_demonstration() -> None:
+    data = digits.load_data()
+    ours = forms.train(data, "vectors", "Dropout", seed=3, epochs=2)
+    theirs = digits.train(data, "dropout", forms.P, seed=3, epochs=2)
+    assert ours["test_accuracy"] == theirs.test_accuracy
+    assert ours["train_accuracy"] == theirs.train_accuracy
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forms") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "TRAIN_EXAMPLES", 50)
+        assert forms.main(["--epochs", "1", "--seeds", "2", "--jobs", "1", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_every_form_is_run_with_the_same_seeds(out: Path) -> None:
+    study = FormsStudy.load(out / "forms.json")
+    expected = [(n, form) for n in NETWORKS for form in (*OTHERS[n], *FORMS[n])]
+    assert [(one.network, one.form) for one in study.forms] == expected
+    assert all(one.seeds == [1000, 1001] for one in study.forms)
+    assert (out / "forms.json").stat().st_size < 20_000
+
+
+def test_several_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forms, "plan", lambda: iter([("vectors", "Dropout"), ("maps", DEFAULT)]))
+        alone, shared = (forms.run(seeds=2, epochs=1, jobs=jobs) for jobs in (1, 2))
+    for ours, theirs in zip(alone.forms, shared.forms, strict=True):
+        assert dataclasses.replace(ours, seconds=[]) == dataclasses.replace(theirs, seconds=[])
+    assert "Training" in capsys.readouterr().err
+
+
+def test_tables_and_differences_are_those_of_the_record(out: Path) -> None:
+    content = json.loads((out / "forms.json").read_text(encoding="utf-8"))
+    study = FormsStudy.load(out / "forms.json")
+    for network in NETWORKS:
+        (default,) = (f for f in content["forms"] if (f["network"], f["form"]) == (network, DEFAULT))
+        for row, one in zip(
+            report.table(study, network).rows, (f for f in content["forms"] if f["network"] == network), strict=True
+        ):
+            values = [100 * value for value in one["test_accuracy"]]
+            assert row[:2] == [one["form"], f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"]
+            if one["form"] != DEFAULT:
+                gains = [100 * (a - b) for a, b in zip(one["test_accuracy"], default["test_accuracy"], strict=True)]
+                mean, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(2)
+                assert row[3] == f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+    shown = [section.title for section in report.sections(study)]
+    assert shown == ["Which choices matter: RotationOut", "Which choices matter: RotationOut2d"]
+    assert all("<svg" in section.figure for section in report.sections(study))
+
+
+def made(**accuracies: list[float]) -> FormsStudy:
+    names = {"default": DEFAULT, "one": "one-sided angles", "dropout": "Dropout"}
+    return FormsStudy(
+        {},
+        [
+            Form("vectors", names[name], list(range(len(v))), v, [1.0] * len(v), [1.0] * len(v))
+            for name, v in accuracies.items()
+        ],
+    )
+
+
+def test_only_clear_differences_are_called_so() -> None:
+    base = [0.90, 0.92, 0.94, 0.91]
+    clear = made(default=base, one=[a - 0.02 + 0.001 * k for k, a in enumerate(base)], dropout=[0.95, 0.90, 0.93, 0.92])
+    said = report.verdict(clear, "vectors")
+    assert "its default form against 1 other forms and 1 rivals" in said
+    assert "clearly below it: one-sided angles (−1.85 ± 0.06)" in said
+    assert "Dropout" not in said
+    level = report.verdict(made(default=base, one=[0.95, 0.90, 0.93, 0.92]), "vectors")
+    assert "none is clearly different" in level
+    assert "none is clearly different" in report.verdict(made(default=[0.9], one=[0.8]), "vectors"), "one seed"
+
+
+def test_forms_of_other_seeds_are_not_compared() -> None:
+    study = made(default=[0.9, 0.8], one=[0.9])
+    with pytest.raises(ValueError, match="different seeds"):
+        study.paired_difference("vectors", "one-sided angles")
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "forms.json"
+    path.write_text('{"settings": {}}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"forms\.json is damaged"):
+        FormsStudy.load(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["--seeds", "0"], "at least 1, got '0'"), (["--jobs", "x"], "at least 1, got 'x'")]
+)
+def test_bad_arguments_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        forms.main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
+    """choosing.md and negative_results.md."""
+    study = FormsStudy.load(Path(__file__).parents[1] / "results" / "forms.json")
+    clear: dict[str, set[str]] = {}
+    for network in NETWORKS:
+        clear[network] = set()
+        assert study.find(network, DEFAULT).seeds == list(range(1000, 1040))
+        for form in FORMS[network]:
+            behind, error = study.paired_difference(network, form, "Dropout")
+            assert behind < -2 * error, "Dropout is ahead of every form"
+            if form != DEFAULT:
+                mean, error = study.paired_difference(network, form)
+                clear[network] |= {form} if abs(mean) > report.CLEAR * error else set()
+    assert clear == {"vectors": {"about a running mean"}, "maps": {"about the origin"}}, "the centre alone"
+    for network, form in (("vectors", "about a running mean"), ("maps", "about the origin")):
+        assert study.paired_difference(network, form)[0] < 0
+    ahead = {form for form in FORMS["maps"] if study.paired_difference("maps", form, "Dropout2d")[0] > 0.003}
+    assert set(FORMS["maps"]) - ahead == {"about the origin"}
+    for rival in ("no noise", "Dropout2d"):
+        mean, error = study.paired_difference("maps", DEFAULT, rival)
+        assert mean > report.CLEAR * error
