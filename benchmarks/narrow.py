@@ -150,7 +150,7 @@ def time_layers(streams: int) -> list[dict[str, Any]]:
 
 
 def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]], streams: int) -> list[dict[str, Any]]:
-    """Time what a tile affects, with that tile; prints a note if the tile does not fit on the GPU."""
+    """Time what a tile affects, with that tile; if it does not fit on the GPU, the error instead of a time."""
     rows = []
     for kind, channels, numbers in chosen:
         for name in TOUCHED[kind]:

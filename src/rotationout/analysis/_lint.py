@@ -1,4 +1,4 @@
-"""`lint`: find noise in a model that is probably not placed as intended.
+"""`lint`: find what is probably not intended about the noise and the BatchNorm layers of a model.
 
 Each rule is a function of `rotationout.analysis._rules` whose docstring is the explanation: ``RULES[name].__doc__``.
 """

@@ -35,7 +35,7 @@ Forward = Callable[[nn.Module, Any], Any]
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise an error if a model cannot be watched, because it is scripted, or not run because a part is still lazy."""
+    """Raise an error if a model is scripted, so that it cannot be watched, or if a part of it is still lazy."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -74,7 +74,7 @@ def check_batches(batches: Iterable[Any]) -> None:
             "batches must be an iterable of batches, a DataLoader or a list of tensors, got "
             f"{type(batches).__name__}; for a single batch pass [batch]"
         )
-    if isinstance(batches, Iterator):  # not iter(batches) is batches: iter of a DataLoader draws random numbers
+    if isinstance(batches, Iterator):  # not by calling iter: that of a DataLoader draws random numbers
         raise TypeError(
             f"batches is a {type(batches).__name__}, which can be gone through only once; pass the DataLoader itself, "
             "or list(batches)"

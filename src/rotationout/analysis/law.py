@@ -1,4 +1,4 @@
-"""What a noise adds to the second moments of a feature vector (Lemma 1), from which all of section 3 follows.
+"""What a noise adds to the second moments of a feature vector (Lemma 1): all that section 3 needs of it.
 
 A noise makes x̃ = x + ε(z), where z = x − m is what it disturbs: the features themselves, or the features about a mean
 m. If ε is linear in z and E[ε | x] = 0, as for all noises here, then E[ε εᵀ] is a linear function of E[z zᵀ]: one of

@@ -62,7 +62,7 @@ def conditional_moments(
         dim: the feature axis, for noises that have none of their own: nn.Dropout, stochastic depth, Shake-Shake; the
             last one if not given.
         joint: return the covariance of all n elements of ``x``, in the order of ``x.flatten()``, instead of one for
-            every feature vector. Only there it shows which elements share a mask, a pairing or an angle. It takes n²
+            every feature vector. Only that shows which elements share a mask, a pairing or an angle. It takes n²
             numbers.
 
     Returns:

@@ -209,12 +209,12 @@ def variance_shift(
         if name in test
     )
     if not measured:
-        raise ValueError("no BatchNorm layer was called in both modes: the model does not use them on these batches")
+        raise ValueError("no BatchNorm layer was called in both modes: the model may not use them on these batches")
     return VarianceShift(measured)
 
 
 def _chosen(known: dict[str, _BatchNorm], names: Collection[str] | None) -> dict[str, _BatchNorm]:
-    """The layers of these names, or all of them if there are none given."""
+    """The layers of these names, or all of them if none are given."""
     if names is None:
         return known
     if isinstance(names, str) or not names:

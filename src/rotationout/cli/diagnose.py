@@ -56,8 +56,8 @@ def diagnose(
 
     Prints three things: the variance shift before every BatchNorm layer; the co-adaptation of the outputs of every
     linear and convolutional layer, in testing mode (no noise) and in training mode (with noise); and lint, a list of
-    noises that are probably misplaced. The model is not changed. It should be trained, because testing mode uses its
-    running statistics.
+    what is probably not intended. The model is not changed. It should be trained, because testing mode uses its running
+    statistics.
 
     --data should be like the training data: a DataLoader, a list of batches, or a function that returns one of these. A
     batch is a tensor, a tuple whose first entry is the input, or a mapping of keyword arguments. A file holds inputs

@@ -15,7 +15,9 @@ __all__ = ["BENCHMARKS", "DRAWING", "NoTheory", "report"]
 
 BENCHMARKS = Path("benchmarks/results")
 DRAWING = "drawing the theory figures, which takes about half a minute"
-NoTheory = Annotated[bool, typer.Option("--no-theory", help="Skip the theory figures, which take half a minute.")]
+NoTheory = Annotated[
+    bool, typer.Option("--no-theory", help="Skip the figures of rotationout figures: the theory takes half a minute.")
+]
 
 
 def report(

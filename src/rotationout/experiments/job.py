@@ -83,7 +83,7 @@ class Job:
             ) from error
 
     def advance(self) -> None:
-        """Do one step. A run resumed because its record could not be written may have none left."""
+        """Do one step, if one is left: a run that was kept because its record could not be written has none."""
         if self.run.finished:
             return
         self.whole = False  # until the step is done: a step that breaks off leaves no state to continue from
@@ -107,7 +107,7 @@ class Job:
         return ""
 
     def finish(self, folder: Path) -> None:
-        """Write the record, and delete the checkpoint. If the record cannot be written, the checkpoint is."""
+        """Write the record, and delete the checkpoint. If the record cannot be written, the checkpoint is kept."""
         self.save()  # before the facts, which take a while
         state, facts = self.run.state(), self.run.facts  # before the return below: both need all processes
         if processes.rank():

@@ -101,7 +101,7 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
 
 
 def _coadaptation(run: Classification) -> dict[str, Any]:
-    """co(x) of section 3.1 for the output of every block of the stages with noise, in eval mode."""
+    """co(x) of section 3.1 for the output of every block of the stages that can have noise, in eval mode."""
     layers = _blocks(run)
     table = coadaptation_of(
         _copied(run), TrainingImages(run, BATCHES), layers, dim=1, forward=_forward(run), show_progress=False

@@ -1,4 +1,4 @@
-"""Noises as functions, which check their inputs, return early when off, and centre; each has a layer in `nn`."""
+"""Noises as functions, which check their inputs, return early when off, and centre; each noise has a layer in `nn`."""
 
 from .elementwise import centred_dropout, gaussian_dropout, uout
 from .rotation import rotate, rotation_out

@@ -118,7 +118,7 @@ def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
-    """`pairing.structured_groups` of all pairings, which depends on D alone: at most 7 MB for the sizes in use."""
+    """`pairing.structured_groups` of all pairings, which depend on D alone: at most 7 MB, for 2048 features."""
     return _narrowed(
         pairing.structured_groups(torch.arange(pairing.count_structured(features), device="cpu"), features)
     )

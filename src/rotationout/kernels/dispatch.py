@@ -21,7 +21,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 def implementation(x: Tensor, backend: str | None) -> ModuleType:
     """The fastest implementation for ``x``, or the one asked for if it can run.
 
-    Under torch.compile it is `opaque`, the GPU kernels as operators of torch, or on other devices the reference.
+    Under torch.compile it is `opaque`, the GPU kernels as operators of torch, or where these cannot run the reference.
     """
     compiling = torch.compiler.is_compiling()
     if backend is not None:

@@ -94,7 +94,7 @@ class Uout(_Elementwise):
 class CentredDropout(_Elementwise):
     """Dropout of the zero-centred features, x̃ = m + Dropout(x − m); see `rotationout.functional.centred_dropout`.
 
-    Straight before BatchNorm it is the paper's centred Dropout-a, before a weight layer its centred Dropout-b (section
+    Directly before BatchNorm it is the paper's centred Dropout-a, before a weight layer its centred Dropout-b (section
     3.2). The variance of the noise is λ·(x − m)² with λ = p / (1 − p). The identity in eval mode and at p = 0; about
     the origin it is `torch.nn.Dropout`. The arguments are those of `GaussianDropout`.
 

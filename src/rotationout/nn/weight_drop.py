@@ -66,7 +66,7 @@ class WeightDrop(Noise):
             return torch.func.functional_call(self.module, replaced, (input, hx), tie_weights=False)
 
     def draw(self) -> list[Tensor]:
-        """The weights for one call, in the order of torch's kernels; in training weight_hh ones are disturbed."""
+        """The weights for one call, in the order of torch's kernels; in training the weight_hh are disturbed."""
         if not self.training or not self._active:
             return self._weights()
         named = zip(self.module._flat_weights_names, self._weights(), strict=True)

@@ -89,9 +89,9 @@ def predict_samples(
         x: the input of the model: a tensor, a tuple of arguments, or a mapping of keyword arguments. The first axis of
             every tensor is that of examples.
         n: how many samples, at least 2.
-        batch_size: the most examples in a call, all of ``x`` if not given. If it is larger than ``x``, one call makes
-            several samples, provided that all noises draw for every example separately. Noise about a batch mean takes
-            the mean of the examples in a call.
+        batch_size: the most examples in a call, all of ``x`` if not given. If ``x`` fits into it more than once, a
+            call makes several samples, provided that all noises draw for every example separately. Noise about a
+            batch mean takes the mean of the examples in a call.
         output: picks a tensor (examples, …) from what the model returns: ``lambda out: out.logits.softmax(-1)``.
 
     Returns:

@@ -29,18 +29,18 @@ MODES = {
 """How networks are normalised in testing; the first three are the same networks."""
 STATISTICS = ("running", "averaged")
 NORM_LINES = {"batch": "-", "cross": "--", "poly": ":", "group": "-."}
-"""Of learning curves. Colours are for sizes there."""
+"""Line styles of the learning curves, by normalisation; colours are for sizes."""
 CHANCE = 1.0
 """Test accuracy of guessing, in per cent: one class of a hundred."""
 RULE = (
     f"Ahead and behind mean p < {verdicts.LEVEL}, in a paired t-test where networks are the same, else in Welch’s "
     "two-sided test on runs. Many are compared, so some differ significantly by chance alone."
 )
-"""What the words of the findings stand for."""
+"""What the findings mean by ahead and behind."""
 Found = Mapping[tuple[str, str, int], Sequence[float]]
-"""What `accuracies` gives."""
+"""What `accuracies` returns."""
 Places = Mapping[tuple[str, int], tuple[str, str]]
-"""By mode and size, where something is beside them, and by how much."""
+"""For each mode and size that something is compared with: whether it is ahead or behind, and by how much."""
 
 
 def accuracies(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], list[float]]:
@@ -99,7 +99,7 @@ def findings(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def trouble(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What is missing from the table, and what learnt next to nothing: a sentence for each kind that there is.
+    """What is missing from the table, and what learnt next to nothing: a sentence for each kind of trouble.
 
     A row should have the seeds that others have. A run whose loss is not finite leaves no record.
     """
@@ -267,7 +267,7 @@ def _seeds(seeds: Iterable[int]) -> str:
 
 
 def _label(mode: str) -> str:
-    """That of `MODES`, to be part of a sentence.
+    """The name of a mode in `MODES`, as part of a sentence.
 
     >>> _label("poly"), _label("cross")
     ('PolyBatchNorm (B examples)', 'CrossNorm')

@@ -105,7 +105,7 @@ def _name(part: Part) -> str:
 
 
 def _outcome(results: Path, part: Part) -> str:
-    """What the records say about a part; those on the paper's own data come first."""
+    """What the records of a part say: on the paper's own data if these say anything, else on stand-ins."""
     for recipe in (*part.own, *part.stand_ins):
         said = part.verdict(read_records(results, recipe))
         if said:

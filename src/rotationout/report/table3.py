@@ -25,7 +25,7 @@ PAPER: dict[str, tuple[str, str, str]] = {
 }
 """AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. The paper does not give the number of runs."""
 MEASURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-STAR = "A star marks a number more than two of its own standard errors from the paper’s, which prints no error."
+STAR = "A star marks a number more than two of its own standard errors from the paper’s; the paper prints none."
 RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9, block 5"}
 """What RotationOut is compared with: the noise of the same kind."""
 

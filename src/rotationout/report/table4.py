@@ -29,7 +29,7 @@ PAPER = {
     "rotation, variational weight drop keep 0.9": "6.4",
 }
 """Edit distances on WSJ's eval92 as printed, by our rows. The paper does not give the number of runs."""
-STAR = "A star marks a number more than two of its own standard errors from the paper’s, which prints no error."
+STAR = "A star marks a number more than two of its own standard errors from the paper’s; the paper prints none."
 RIVALS = {
     "rotation": "locked keep 0.7",
     "rotation, variational weight drop keep 0.9": "locked keep 0.8, variational weight drop keep 0.8",

@@ -42,7 +42,7 @@ def sections(
         results: where the records of experiments are.
         benchmarks: where those of benchmarks are.
         demo: the study of digits that comes first, instead of the one in ``results``.
-        figures: with the figures of the theory, which take half a minute to compute.
+        figures: with the figures of `all_figures`; those of the theory take half a minute to compute.
     """
     found: list[Section] = []
     if demo is None and (results / "digits.json").is_file():

@@ -11,7 +11,7 @@ How bad data are handled:
 | more than a tenth of the boxes or of the images of a split left out | an error: the data set is wrong, or its path |
 
 Everything that is left out is reported on stderr, and counted and named in the record of every run. Images that are
-held on the device are all decoded before the first step. For images that are read during training, only a missing file
-is noticed before it: other bad ones are found when they are read, and are then left out of their batch. A test image
-that cannot be read counts as one without detections.
+held on the device are all decoded before the first step. For images that are read during training, of bad files
+only missing ones are noticed before it: others are found when they are read, and are then left out of their batch. A
+test image that cannot be read counts as one without detections.
 """

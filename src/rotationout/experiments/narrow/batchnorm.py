@@ -109,8 +109,8 @@ class Normalisation(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Run three launches, or the last one alone if the convolution after it has handed over the sums.
 
-        The gradient of the residual is the masked gradient: if there is a residual, the first launch stores it, and the
-        last reads it without a mask.
+        The gradient of the residual is the masked gradient: with a residual and a ReLU the first launch stores it, and
+        the last reads it without a mask.
         """
         x, y, saved, weight, bias = ctx.saved_tensors
         totals, ctx.offer = ctx.answer.of(gradient), None

@@ -1,7 +1,7 @@
 """Autograd functions of 3×3 convolutions with few channels on a GPU, in Triton: padding 1, no bias.
 
-Maps are in channels_last. Products are in the input's precision, sums in fp32. The kernels read fp32 weights and round
-them as autocast would. Results do not depend on the order in which programs run. If x is directly the output of a
+Maps are in channels_last. Products are in the input's precision, sums in fp32. Under autocast the kernels read
+fp32 weights and round them. Results do not depend on the order in which programs run. If x is directly the output of a
 `rotationout.experiments.narrow.batchnorm.Normalisation`, the backward pass also computes the sums that this needs, see
 `rotationout.experiments.narrow.handing`. Import this only where triton is installed.
 """

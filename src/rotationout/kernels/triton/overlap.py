@@ -3,7 +3,7 @@
 Otherwise a GPU idles between two kernels until all programs of the first have ended. Two rules make it safe:
 
 - A kernel waits before it writes anything, and before it reads what a kernel before it may have written.
-- It lets the next one start only after it has waited. So when a kernel starts, all but the one straight before it have
+- It lets the next one start only after it has waited. So when a kernel starts, all but the one directly before it have
   ended; and what that one writes is there once the kernel has waited.
 
 Reads before the wait bypass the L1 cache, which is not guaranteed to have dropped old contents of memory by then.

@@ -57,7 +57,7 @@ class CrossNorm2d(_CrossNorm, nn.BatchNorm2d):
     and so is their variance, unbiased: for B vectors 1 / (B − 1) and 1 / (B − 2), where the paper prints 1 / B.
 
     The slope of the expected output is E[1/σ], which is more than 1 / √E[σ²]: by 15 % at B = 8. Training therefore
-    keeps a running mean of m = 1 / √(σ² + ε) over batches and examples, and stores it as ``running_var`` = 1 / m² − ε,
+    keeps a running mean m of 1 / √(σ² + ε) over batches and examples, and stores it as ``running_var`` = 1 / m² − ε,
     which is less than the variance of the input; evaluation is then BatchNorm's own. The mean and the inverse deviation
     of the others are taken as uncorrelated, which they are for symmetric inputs.
 

@@ -1,4 +1,4 @@
-"""BatchNorm whose test mode applies f_poly, the mean output of its training mode (appendix B)."""
+"""BatchNorm whose test mode applies f_poly, which approximates the mean output of training (appendix B)."""
 
 from __future__ import annotations
 
