@@ -63,8 +63,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "one-sided angles": {"side": "one"},
         "about the batch mean": {"center": "batch"},
         "about a running mean": {"center": "running", "num_features": "features"},
-        'preset="paper"': {"preset": "paper"},
-        'preset="authors"': {"preset": "authors"},
+        "the paper's preset": {"preset": "paper"},
+        "the authors' preset": {"preset": "authors"},
     },
     "maps": {
         DEFAULT: {},
@@ -75,7 +75,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "symmetric angles": {"side": "symmetric"},
         "about the origin": {"center": None},
         "about a running mean": {"center": "running", "num_features": "features"},
-        'preset="authors"': {"preset": "authors"},
+        "the authors' preset": {"preset": "authors"},
         "inside blocks of 3": {"block_size": 3},
     },
 }

@@ -84,7 +84,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of these records."""
     figure = style.to_svg(curves_figure(records))
-    return Section(title, prose(records), table(records), figure, f"Test accuracy {CAPTION}", verdict(records))
+    return Section(title, prose(records), table(records), figure, f"Accuracy {CAPTION}", verdict(records))
 
 
 def _points(runs: Sequence[dict[str, Any]]) -> list[float]:
