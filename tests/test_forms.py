@@ -126,12 +126,20 @@ def test_only_clear_differences_are_called_so() -> None:
     base = [0.90, 0.92, 0.94, 0.91]
     clear = made(default=base, one=[a - 0.02 + 0.001 * k for k, a in enumerate(base)], dropout=[0.95, 0.90, 0.93, 0.92])
     said = report.verdict(clear, "vectors")
-    assert "its default form against 1 other forms and 1 rivals" in said
-    assert "clearly below it: one-sided angles (−1.85 ± 0.06)" in said
-    assert "Dropout" not in said
+    assert "Other forms: 1 of 1 clearly different: one-sided angles (−1.85 ± 0.06). " in said
+    assert "No noise and Dropout: 0 of 1 clearly different. " in said
     level = report.verdict(made(default=base, one=[0.95, 0.90, 0.93, 0.92]), "vectors")
-    assert "none is clearly different" in level
-    assert "none is clearly different" in report.verdict(made(default=[0.9], one=[0.8]), "vectors"), "one seed"
+    assert "Other forms: 0 of 1 clearly different. " in level
+    assert "Other forms: 0 of 1 clearly different. " in report.verdict(made(default=[0.9], one=[0.8]), "vectors")
+
+
+def test_the_figure_names_every_form(out: Path) -> None:
+    study = FormsStudy.load(out / "forms.json")
+    for network in NETWORKS:
+        (axes,) = report.figure(study, network).axes
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert labels == [one.form for one in study.of(network) if one.form != DEFAULT]
+        assert axes.yaxis_inverted(), "the first is on top"
 
 
 def test_forms_of_other_seeds_are_not_compared() -> None:

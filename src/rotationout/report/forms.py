@@ -31,19 +31,21 @@ def table(study: FormsStudy, network: str) -> Table:
 
 
 def verdict(study: FormsStudy, network: str) -> str:
-    """Which forms differ clearly from the default one, in a sentence or two."""
-    sides: dict[str, list[str]] = {"above": [], "below": []}
+    """Which forms, and which of the noises that are no rotations, differ clearly from the default form."""
     compared = [one.form for one in study.of(network) if one.form != DEFAULT]
-    for form in compared:
-        mean, error = study.paired_difference(network, form)
-        if not math.isnan(error) and abs(mean) > CLEAR * error:
-            sides["above" if mean > 0 else "below"].append(f"{form} ({signed(mean, error)})")
-    said = [f"clearly {side} it: {', '.join(forms)}" for side, forms in sides.items() if forms]
-    others = sum(form not in OTHERS[network] for form in compared)
+    groups = {
+        "Other forms": [form for form in compared if form not in OTHERS[network]],
+        "No noise and Dropout": [form for form in compared if form in OTHERS[network]],
+    }
+    said = []
+    for group, forms in groups.items():
+        differences = {form: study.paired_difference(network, form) for form in forms}
+        clear = {form: pair for form, pair in differences.items() if abs(pair[0]) > CLEAR * pair[1]}  # never if NaN
+        named = ", ".join(f"{form} ({signed(*pair)})" for form, pair in clear.items())
+        said.append(f"{group}: {len(clear)} of {len(forms)} clearly different{': ' if named else ''}{named}.")
     return (
-        f"{LAYERS[network]}, its default form against {others} other forms and {len(compared) - others} rivals, "
-        f"in points of test accuracy: {'; '.join(said) if said else 'none is clearly different'}. "
-        f"Clear means more than {CLEAR:g} standard errors of the paired difference."
+        f"Test accuracy beside the default form of {LAYERS[network]}, in points. {' '.join(said)} Clearly means by "
+        f"more than {CLEAR:g} standard errors of the paired difference."
     )
 
 
@@ -59,10 +61,10 @@ def figure(study: FormsStudy, network: str) -> Figure:
             kind = "rotation" if form not in OTHERS[network] else "none" if form == "no noise" else "dropout"
             width = 0.0 if math.isnan(error) else 100 * CLEAR * error
             axes.errorbar(100 * mean, place, xerr=width, fmt="o", color=style.HUES[kind][0], markersize=4, capsize=2)
-        axes.set_yticks(range(len(forms)), forms)
-        axes.invert_yaxis()
         axes.set(xlabel="test accuracy beside the default form, points")
         style.finish(axes)
+        axes.set_yticks(range(len(forms)), forms)
+        axes.invert_yaxis()
     return drawn
 
 
