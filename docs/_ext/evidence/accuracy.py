@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from rotationout.experiments.forms import NETWORKS, FormsStudy
+from rotationout.experiments.forms import FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
@@ -66,14 +66,13 @@ def _digits() -> dict[str, str]:
 
 def _forms() -> dict[str, str]:
     study = FormsStudy.load(RESULTS / "forms.json")
-    tables = {f"forms_{network}": forms.table(study, network).markdown() for network in NETWORKS}
     gaps = {
         "dropout": ("Dropout", "default"),
         "over_none": ("default", "no noise"),
         "over_dropout2d": ("default", "Dropout2d"),
     }
     found = {f"forms_{name}": forms.signed(*study.paired_difference("maps", *pair)) for name, pair in gaps.items()}
-    return {**tables, **found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}
+    return {**found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}
 
 
 def _protocol() -> dict[str, str]:

@@ -6,8 +6,9 @@ import html
 
 from matplotlib.figure import Figure
 
+from rotationout.experiments.forms import NETWORKS, FormsStudy
 from rotationout.experiments.results import read_records
-from rotationout.report import style
+from rotationout.report import forms, style
 from rotationout.report.curves import CAPTION, curves_figure
 from rotationout.report.gallery import trained
 
@@ -33,6 +34,10 @@ def texts() -> dict[str, str]:
     texts = {f"figure_{one.name}": _placed(one.draw(one.compute()), one.title, one.caption) for one in shown}
     records = read_records(RESULTS, TABLE1)
     texts["figure_table1"] = _placed(curves_figure(records), "Learning curves of Table 1", f"Test accuracy {CAPTION}")
+    study = FormsStudy.load(RESULTS / "forms.json")
+    for network in NETWORKS:
+        title = f"Forms of {forms.LAYERS[network]} on digits"
+        texts[f"figure_forms_{network}"] = _placed(forms.figure(study, network), title, forms.CAPTION)
     return texts
 
 

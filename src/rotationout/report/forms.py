@@ -18,6 +18,7 @@ __all__ = ["figure", "sections", "show", "signed", "table", "verdict"]
 
 CLEAR = 3.0
 """A difference of more standard errors is called clear; there are some thirty comparisons."""
+CAPTION = f"Difference in test accuracy to the default form, and {CLEAR:g} standard errors either side."
 LAYERS = {"vectors": "RotationOut", "maps": "RotationOut2d"}
 
 
@@ -86,7 +87,7 @@ def sections(study: FormsStudy) -> list[Section]:
             [networks[network], shared],
             table(study, network),
             style.to_svg(figure(study, network)),
-            f"Difference in test accuracy to the default form, and {CLEAR:g} standard errors either side.",
+            CAPTION,
             verdict(study, network),
         )
         for network in NETWORKS
