@@ -221,7 +221,7 @@ def test_the_command_shares_out_what_it_would_run(tmp_path: Path, monkeypatch: p
     assert callable(share.maker(torch.device("cpu")))
     shown = capsys.readouterr()
     assert json.loads(shown.out) == []
-    assert "6 runs are left" in shown.err
+    assert "6 runs are not finished" in shown.err
     assert cli.main([*words, "--processes", "0"]) == 2
 
 
