@@ -210,7 +210,7 @@ def time_steps(kernels: str, row: str, counts: list[int], seconds: float) -> tup
 def time_test(run: Classification, seconds: float) -> float:
     """Milliseconds, with nothing beside it: as a sweep does it."""
     begun, tests = time.perf_counter(), 0
-    with run.at_work():
+    with run.execution_context():
         while time.perf_counter() - begun < seconds:
             run.test()  # which waits for its end
             tests += 1

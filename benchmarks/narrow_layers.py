@@ -23,7 +23,7 @@ def layers(channels: int) -> dict[str, Ways]:
     """What there is to time for so many channels: by its name, and by who does it."""
     from rotationout.experiments.narrow import convolving, weighing
     from rotationout.experiments.narrow.batchnorm import Normalisation, Running
-    from rotationout.experiments.narrow.handing import Before
+    from rotationout.experiments.narrow.handing import PrecedingNorm
 
     shape = BATCH, channels, LAYERS[channels], LAYERS[channels]
     x, residual, given = (_maps(shape) for _ in range(3))
@@ -34,9 +34,9 @@ def layers(channels: int) -> dict[str, Ways]:
     running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
     sums = convolving.convolve(x, weight, mirrored=False, origin=mean)[1]
     counter = torch.zeros((), dtype=torch.int32, device="cuda")
-    behind = convolving.Behind(mean, var, running.batches, counter, 1e-5, running.momentum)
+    training_norm = convolving.TrainingNorm(mean, var, running.batches, counter, 1e-5, running.momentum)
     totals = torch.ones(2, channels, device="cuda")
-    before = Before(x, residual, totals, gamma, beta, "output")
+    preceding_norm = PrecedingNorm(x, residual, totals, gamma, beta, "output")
     same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 
     def backward(wanted: list[bool]) -> Callable[[], object]:
@@ -68,7 +68,9 @@ def layers(channels: int) -> dict[str, Ways]:
             "fused": lambda: convolving.convolve(x, weight, mirrored=False),
         },
         "convolution, sums": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, origin=mean)},
-        "convolution, statistics": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, behind=behind)},
+        "convolution, statistics": {
+            "fused": lambda: convolving.convolve(x, weight, mirrored=False, training_norm=training_norm)
+        },
         "gradient of input": {
             "torch": backward([True, False, False]),
             "fused": lambda: convolving.convolve(given, weight, mirrored=True),
@@ -77,11 +79,13 @@ def layers(channels: int) -> dict[str, Ways]:
             "fused": lambda: convolving.convolve(given, weight, mirrored=True, added=residual)
         },
         "gradient of input at a fork, sums": {
-            "fused": lambda: convolving.convolve(given, weight, mirrored=True, added=residual, before=before)
+            "fused": lambda: convolving.convolve(
+                given, weight, mirrored=True, added=residual, preceding_norm=preceding_norm
+            )
         },
         "gradient of weight": {
             "torch": backward([False, True, False]),
-            "fused": lambda: weighing.weigh(x, given, weight),
+            "fused": lambda: weighing.weight_gradient(x, given, weight),
         },
         "norm": {"torch": forward(by_torch), "fused": forward(by_us)},
         "norm after sums": {"fused": forward(partial(by_us, sums=sums))},

@@ -14,7 +14,7 @@ from torchvision.models.detection import retinanet
 from torchvision.models.detection.image_list import ImageList
 
 from rotationout.experiments.detection.annotations import read_split
-from rotationout.experiments.detection.loss import BETWEEN, NOTHING, detection_loss, match
+from rotationout.experiments.detection.loss import BACKGROUND, IGNORED, detection_loss, match
 from rotationout.experiments.detection.network import STRIDES, Detector, load_weights
 from rotationout.experiments.detection.scoring import average_precision, pack, unpack
 from rotationout.experiments.detection.sources import hold
@@ -79,7 +79,7 @@ def test_anchors_are_matched_as_torchvision_does() -> None:
     batch, model = real_batch(), small()
     anchors = torch.cat(model.anchors(SIDE))
     found = match(batch.boxes, batch.labels, anchors)
-    assert (found[3] == NOTHING).all()
+    assert (found[3] == BACKGROUND).all()
     low = 0
     for boxes, labels, mine in zip(batch.boxes[:3], batch.labels[:3], found[:3], strict=True):
         overlaps = torchvision.ops.box_iou(boxes[labels >= 0], anchors)
@@ -90,7 +90,7 @@ def test_anchors_are_matched_as_torchvision_does() -> None:
         low += int(((overlaps.amax(0) < 0.5) & (mine >= 0)).sum())
         assert set(mine[mine >= 0].tolist()) == set(kept.tolist()), "every box has an anchor"
     assert low > 0
-    assert (found == BETWEEN).any()
+    assert (found == IGNORED).any()
 
 
 def test_the_mean_of_a_batch_is_the_mean_of_its_parts() -> None:

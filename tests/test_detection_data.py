@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from rotationout.experiments import problems, streamed
 from rotationout.experiments.detection import crops
-from rotationout.experiments.detection.annotations import corners, read_split, truth
+from rotationout.experiments.detection.annotations import corners, ground_truth, read_split
 from rotationout.experiments.detection.sources import HeldWindows, LoadedSplit, LoadedWindows, hold, read_image
 from rotationout.experiments.problems import UnusableError
-from rotationout.experiments.sources import NOBODY
+from rotationout.experiments.sources import NO_IMAGE
 
 CPU = torch.device("cpu")
 
@@ -27,11 +27,11 @@ def album(tmp_path: Path) -> Path:
 
 def test_a_split_is_read_as_it_is(album: Path) -> None:
     split = read_split(album, "train")
-    assert (len(split), split.most, split.problems) == (12, 2, [])
+    assert (len(split), split.max_boxes, split.problems) == (12, 2, [])
     assert split.categories == {3: "red", 8: "blue"}
     assert split.sizes.tolist() == [[96, 128]] * 12
     assert split.ids[:2] == [100, 99]
-    boxes, labels = split.marked(1, 4)
+    boxes, labels = split.padded_boxes(1, 4)
     assert labels.tolist() == [0, 1, -1, -1]
     assert boxes[2:].count_nonzero() == 0
     pixels, converted = read_image(split, 1)
@@ -85,8 +85,8 @@ def test_a_bad_box_is_left_out_by_name(bbox: Any, reason: str, album: Path) -> N
     }
     assert "train_2.png, box 5: " in out.getvalue()
     assert len(split) == 12
-    assert split.marked(2, 2)[1].tolist() == [0, -1]
-    assert len(truth(split.source)["annotations"]) == 23, "nor is it scored against"
+    assert split.padded_boxes(2, 2)[1].tolist() == [0, -1]
+    assert len(ground_truth(split.source)["annotations"]) == 23, "nor is it scored against"
 
 
 def test_a_box_that_sticks_out_is_clipped() -> None:
@@ -110,16 +110,16 @@ def test_annotations_of_what_is_not_there(field: str, value: object, reason: str
     edit(album, "train", spoil)
     split = read_split(album, "train", out=io.StringIO())
     assert [(problem.reason, problem.name) for problem in split.problems] == [(reason, f"{where}, box 4")]
-    assert len(split.boxes) == len(truth(split.source)["annotations"]) == 23
+    assert len(split.boxes) == len(ground_truth(split.source)["annotations"]) == 23
 
 
 def test_crowds_are_not_learnt_but_scored(album: Path) -> None:
     edit(album, "train", lambda content: content["annotations"][0].update(iscrowd=1))
     split = read_split(album, "train")
     assert (len(split.boxes), split.problems) == (23, [])
-    assert sum(annotation["iscrowd"] for annotation in truth(split.source)["annotations"]) == 1
+    assert sum(annotation["iscrowd"] for annotation in ground_truth(split.source)["annotations"]) == 1
     edit(album, "train", lambda content: content["annotations"][1].update(area=None, iscrowd=None))
-    _, second, *_ = truth(split.source)["annotations"]
+    _, second, *_ = ground_truth(split.source)["annotations"]
     assert second["iscrowd"] == 0
     assert second["area"] == second["bbox"][2] * second["bbox"][3], "pycocotools compares it with numbers"
 
@@ -157,9 +157,9 @@ def test_a_bad_image_is_left_out_by_name(
     assert "train, train_3.png " in out.getvalue()
     assert (len(held), len(held.pixels), len(held.boxes)) == (11, 11, 11)
     assert held.split.ids[3] == 96
-    torch.testing.assert_close(held.boxes, torch.stack([held.split.marked(i, 2)[0] for i in range(11)]))
+    torch.testing.assert_close(held.boxes, torch.stack([held.split.padded_boxes(i, 2)[0] for i in range(11)]))
     source = LoadedSplit(before, 128).source(2, CPU, (100, 160))  # that was read when the image was still there
-    source.begin(source.still()[2:4].unsqueeze(0))
+    source.begin(source.fixed_plan()[2:4].unsqueeze(0))
     source.take(0)
     _, boxes, labels, usable = source.batch()
     assert usable.tolist() == [True, False]
@@ -197,7 +197,7 @@ def test_an_image_without_any_box_stays(album: Path) -> None:
     edit(album, "train", empty)
     split = read_split(album, "train")
     assert (len(split), split.problems) == (12, [])
-    assert split.marked(0, 2)[1].tolist() == [-1, -1]
+    assert split.padded_boxes(0, 2)[1].tolist() == [-1, -1]
 
 
 def lose(content: dict[str, Any], count: int) -> None:
@@ -303,7 +303,7 @@ def test_what_is_hardly_seen_is_dropped() -> None:
 def test_a_still_window_shows_the_image_as_it_is() -> None:
     pixels = torch.stack([painted(96, 128, [], seed) for seed in (0, 1)])
     sizes = torch.tensor([[96, 128], [80, 128]])
-    seen = crops.cut(pixels, sizes, crops.still_plans(2, 128), 128)
+    seen = crops.cut(pixels, sizes, crops.fixed_plans(2, 128), 128)
     torch.testing.assert_close(seen[0, :, :96], pixels[0])
     torch.testing.assert_close(seen[1, :, :80], pixels[1, :, :80])
     fill = torch.tensor(crops.FILL, dtype=torch.uint8).view(3, 1, 1)
@@ -323,19 +323,19 @@ def test_scaling_is_torchs_bilinear() -> None:
 
 
 def test_held_images_and_those_read_on_the_way_are_the_same(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in another process, from the middle of an epoch on, and where nobody fills up a batch."""
+    """Also in another process, from the middle of an epoch on, and where padding fills up a batch."""
     split = read_split(album, "train")
     held = hold(split, 128, CPU).source(3, CPU, (100, 160))
     plan = held.draw(torch.Generator().manual_seed(0))
     assert sorted(plan[:, 0].tolist()) == list(range(12))
-    plan[10, 0] = NOBODY
+    plan[10, 0] = NO_IMAGE
     torch.manual_seed(3)
     before = torch.get_rng_state()
     for workers, places in ((0, [0, 1, 2, 3]), (1, [2, 2, 3])):
         monkeypatch.setattr(streamed, "workers", lambda workers=workers: workers)
         source = LoadedSplit(split, 128).source(3, CPU, (100, 160))
         assert torch.equal(source.draw(torch.Generator().manual_seed(0))[:10], plan[:10])
-        assert torch.equal(source.still(), held.still())
+        assert torch.equal(source.fixed_plan(), held.fixed_plan())
         for one in (held, source):
             one.begin(plan.unflatten(0, (-1, 3)))
         for place in places:

@@ -159,7 +159,7 @@ def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, mon
         return seen
 
     split = training.read_split(album, "test")
-    run_boxes = {index: split.marked(min(index, 2), 2)[0] for index in range(4)}
+    run_boxes = {index: split.padded_boxes(min(index, 2), 2)[0] for index in range(4)}
     monkeypatch.setattr(training.Detector, "detect", surely_seen)
     records = {}
     for place, there in (("at once", True), ("later", False)):
@@ -233,14 +233,14 @@ def test_an_image_that_cannot_be_read_counts_for_nothing(album: Path) -> None:
     run = run_of(config("none"), album)
     run.begin_epoch()
     run.take_batch(0)
-    images, boxes, labels, usable = run.learnt.batch()
+    images, boxes, labels, usable = run.train_source.batch()
     assert usable.tolist() == [True, True]
     run.network.eval()
     with torch.no_grad():
         each = run._losses(*run.network(images), boxes, labels)
         for counted in ([True, True], [True, False], [False, False]):
             usable = torch.tensor(counted)
-            run.learnt.batch = lambda usable=usable: (images, boxes, labels, usable)  # type: ignore[method-assign]
+            run.train_source.batch = lambda usable=usable: (images, boxes, labels, usable)  # type: ignore[method-assign]
             torch.testing.assert_close(run.batch_loss(), (each * usable).mean())
 
 

@@ -18,7 +18,7 @@ from rotationout.experiments import results, streamed, sweep
 from rotationout.experiments.images.config import ImagesConfig
 from rotationout.experiments.images.crops import draw_boxes, resample
 from rotationout.experiments.images.files import open_split
-from rotationout.experiments.images.training import ImageClassification, load_pictures
+from rotationout.experiments.images.training import ImageClassification, load_image_data
 from rotationout.experiments.resnet import residual_blocks
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES
@@ -42,7 +42,7 @@ def config(row: str, **changes: Any) -> ImagesConfig:
 
 
 def run(settings: ImagesConfig, data: Path) -> ImageClassification:
-    return ImageClassification(settings, load_pictures(settings, data, GPU), GPU)
+    return ImageClassification(settings, load_image_data(settings, data, GPU), GPU)
 
 
 def test_crops_are_those_of_a_cpu_also_in_a_graph() -> None:
@@ -97,7 +97,7 @@ def test_bad_images_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_runs_side_by_side_are_what_they_are_alone(made: Path) -> None:
     """On the images they share."""
-    data = load_pictures(config("rotation block"), made, GPU)
+    data = load_image_data(config("rotation block"), made, GPU)
     assert_beside_as_alone(lambda seed: ImageClassification(config("rotation block", seed=seed), data, GPU))
 
 

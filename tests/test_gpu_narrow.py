@@ -16,7 +16,7 @@ from rotationout.experiments import networks, results, sweep
 from rotationout.experiments.narrow import batchnorm, conditions, handing, layers
 from rotationout.experiments.narrow.batchnorm import Normalisation
 from rotationout.experiments.narrow.convolution import Convolution, Fork
-from rotationout.experiments.narrow.convolving import Behind, convolve
+from rotationout.experiments.narrow.convolving import TrainingNorm, convolve
 from rotationout.recipes import TABLES
 
 pytestmark = [
@@ -114,24 +114,24 @@ def test_statistics_that_the_last_program_finishes_are_whole() -> None:
         weight = torch.randn(channels, channels, 3, 3, device="cuda")
         kept = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
         counts = (torch.zeros((), dtype=dtype, device="cuda") for dtype in (torch.int64, torch.int32))
-        works.append((torch.cuda.Stream(), x, weight, Behind(*kept, *counts, 1e-5, 0.0)))
+        works.append((torch.cuda.Stream(), x, weight, TrainingNorm(*kept, *counts, 1e-5, 0.0)))
     torch.cuda.synchronize()
     found: list[list[torch.Tensor]] = [[] for _ in works]
     for _ in range(100):
-        for (stream, x, weight, behind), statistics in zip(works, found, strict=True):
+        for (stream, x, weight, training_norm), statistics in zip(works, found, strict=True):
             with torch.cuda.stream(stream):
-                y, saved = convolve(x, weight, mirrored=False, behind=behind)
+                y, saved = convolve(x, weight, mirrored=False, training_norm=training_norm)
                 statistics.append(saved)
     torch.cuda.synchronize()
-    for (_, x, weight, behind), statistics in zip(works, found, strict=True):
+    for (_, x, weight, training_norm), statistics in zip(works, found, strict=True):
         assert all(torch.equal(saved, statistics[0]) for saved in statistics)
         y, _ = convolve(x, weight, mirrored=False)
         var, mean = torch.var_mean(y.double(), (0, 2, 3), correction=0)
         torch.testing.assert_close(
             statistics[0].double(), torch.stack([mean, (var + 1e-5).rsqrt()]), rtol=1e-4, atol=1e-4
         )
-        assert behind.counter == 0
-        assert behind.batches == 100
+        assert training_norm.counter == 0
+        assert training_norm.batches == 100
 
 
 def test_a_layer_may_be_new_when_it_is_captured() -> None:

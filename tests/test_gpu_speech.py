@@ -148,7 +148,7 @@ def test_graphs_do_what_is_done_without_them() -> None:
     for run in runs:
         finish(run)
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=2e-2, atol=2e-2)
-    replays = runs[1]._find_gradient._replays
+    replays = runs[1]._forward_backward_graph._replays
     assert sum(replay is not None for replay in replays.values()) >= 3
     assert runs[1].losses[-1] < 0.8 * runs[1].losses[0]
 
@@ -178,8 +178,8 @@ def test_runs_are_the_same_whatever_runs_their_lstms() -> None:
     runs = [make(small("none", precision="fp16", hidden=128, lstm=lstm)) for lstm in ("cudnn", "stepped")]
     for run in runs:
         finish(run)
-        assert sum(replay is not None for replay in run._find_gradient._replays.values()) >= 3
-        assert run._follow._replays[0] is not None
+        assert sum(replay is not None for replay in run._forward_backward_graph._replays.values()) >= 3
+        assert run._apply_gradient_graph._replays[0] is not None
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=5e-2, atol=5e-2)
 
 

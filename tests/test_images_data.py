@@ -21,7 +21,7 @@ from rotationout.experiments.images.held import HeldImages, fit, hold
 from rotationout.experiments.images.loaded import LoadedImages, LoadedSource
 from rotationout.experiments.pixels import MEAN, STD
 from rotationout.experiments.problems import counts
-from rotationout.experiments.sources import NOBODY, Source
+from rotationout.experiments.sources import NO_IMAGE, Source
 
 WOOF = Path(__file__).parents[2] / "shared" / "data" / "imagewoof"
 needs_woof = pytest.mark.skipif(not WOOF.is_dir(), reason=f"Imagewoof is not at {WOOF}")
@@ -254,8 +254,8 @@ def _no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole_test(source: Source) -> tuple[torch.Tensor, torch.Tensor]:
-    plan = source.still()
-    filled = torch.cat([plan, torch.tensor([[NOBODY, *plan[0, 1:].tolist()]])])
+    plan = source.fixed_plan()
+    filled = torch.cat([plan, torch.tensor([[NO_IMAGE, *plan[0, 1:].tolist()]])])
     source.begin(filled.unflatten(0, (-1, source.rows)))
     found = []
     for place in range(len(filled) // source.rows):
@@ -266,11 +266,11 @@ def whole_test(source: Source) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.usefixtures("_no_workers")
 def test_what_is_read_on_the_way_is_what_is_held(tmp_path: Path) -> None:
-    """To test on: the same images, and nobody fills up the last batch."""
+    """To test on: the same images, and padding fills up the last batch."""
     root = data_set(tmp_path, classes=3, val=5)
     first, labels = whole_test(held(root, "val").source(4, CPU))
     second, others = whole_test(LoadedImages(open_split(root, "val"), 16, 16).source(4, CPU))
-    assert labels.tolist() == others.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [NOBODY]
+    assert labels.tolist() == others.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [NO_IMAGE]
     torch.testing.assert_close(first[:-1], second[:-1])
 
 
@@ -311,25 +311,27 @@ def _size(root: Path, number: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("_no_workers")
-def test_a_bad_image_that_is_met_on_the_way_is_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_image_found_while_reading_is_left_out_of_its_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = data_set(tmp_path)
     spoil(root / "train" / "n0" / "03.JPEG", "damaged image")
     (root / "train" / "n1" / "01.JPEG").write_bytes(picture(0, mode="L"))
     source = read(root)
-    plan = source.still()
+    plan = source.fixed_plan()
     plan[:, 1] = torch.arange(24)  # to learn from, in order
     for _ in range(2):
         source.begin(plan.unflatten(0, (-1, 4)))
         for place in range(6):
             source.take(place)
             if place == 0:
-                assert source.tensors[1].tolist() == [0, 0, 0, NOBODY]
+                assert source.tensors[1].tolist() == [0, 0, 0, NO_IMAGE]
                 assert source.tensors[0][3].count_nonzero() == 0
     assert [(p.split, p.name, p.reason) for p in source.problems] == [("train", "n0/03.JPEG", "damaged image")]
     assert source.converted == {"train/n1/01.JPEG"}
     assert capsys.readouterr().err.count("train, n0/03.JPEG is damaged or cut off") == 1
     images, labels = whole_test(LoadedImages(open_split(root, "train"), 16, 20).source(5, CPU))
-    assert labels[3] == NOBODY, "in a test it does not count"
+    assert labels[3] == NO_IMAGE, "in a test it does not count"
     assert len(images) == 25
     for number in range(3):
         spoil(root / "train" / "n0" / f"{number:02}.JPEG", "empty file")

@@ -22,8 +22,8 @@ from rotationout import cli
 from rotationout.experiments import processes, results, streamed, sweep
 from rotationout.experiments.images.config import ImagesConfig
 from rotationout.experiments.images.network import build_network
-from rotationout.experiments.images.training import ImageClassification, load_pictures
-from rotationout.experiments.sources import NOBODY
+from rotationout.experiments.images.training import ImageClassification, load_image_data
+from rotationout.experiments.sources import NO_IMAGE
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES
 from rotationout.report.table2 import PAPER, section, table2
@@ -177,7 +177,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_resumed_run_ends_bit_identical(stop: int, held: bool, made: Path, tmp_path: Path) -> None:
     """Stopped inside an epoch of three steps, at its end, and after the learning rate dropped."""
     settings = config(held=held)
-    data = load_pictures(settings, made, CPU)
+    data = load_image_data(settings, made, CPU)
     whole, _ = assert_resumes(lambda: ImageClassification(settings, data, CPU), stop, tmp_path)
     assert len(whole.losses) == 3
 
@@ -194,7 +194,7 @@ def test_a_run_learns(tmp_path: Path) -> None:
                 Image.new("RGB", (18, 16), (number + 200 * label,) * 3).save(folder / f"{number}.png")
     changes = {"steps": 20, "milestones": (16,), "batch": 16, "learning_rate": 0.003, "precision": "bf16"}
     settings = config("rotation", **changes)
-    run = ImageClassification(settings, load_pictures(settings, tmp_path, CPU), CPU)
+    run = ImageClassification(settings, load_image_data(settings, tmp_path, CPU), CPU)
     finish(run)
     assert run.losses[-1] < 0.4 * run.losses[0]
     assert run.result["best_top1"] == 100
@@ -203,18 +203,18 @@ def test_a_run_learns(tmp_path: Path) -> None:
 
 
 def test_accuracy_with_five_guesses_is_counted_right(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six images whose logits are known, by fours: the last batch is filled up with nobody."""
+    """Of six images whose logits are known, by fours: the last batch is filled up with padding."""
     settings = config("none")
     monkeypatch.setattr(ImageClassification, "test_rows", 4)
-    run = ImageClassification(settings, load_pictures(settings, made, CPU), CPU)
+    run = ImageClassification(settings, load_image_data(settings, made, CPU), CPU)
     ranks = iter([1, 5, 6, 1, 4, 2])
 
     class Known(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            _, labels = run.tested.batch()
+            _, labels = run.test_source.batch()
             logits = torch.arange(10.0, 0.0, -1.0).repeat(len(x), 1)
             for row, label in zip(logits, labels.tolist(), strict=True):
-                place = next(ranks) - 1 if label != NOBODY else label
+                place = next(ranks) - 1 if label != NO_IMAGE else label
                 row[[label, place]] = row[[place, label]]
             return logits
 
@@ -246,16 +246,16 @@ def test_what_is_left_out_is_in_the_record(held: bool, tmp_path: Path, capsys: p
 def test_an_image_that_cannot_be_read_counts_for_nothing(made: Path) -> None:
     """In the loss of a batch, also if there is no other in it."""
     settings = config("none")
-    run = ImageClassification(settings, load_pictures(settings, made, CPU), CPU)
+    run = ImageClassification(settings, load_image_data(settings, made, CPU), CPU)
     run.begin_epoch()
     run.take_batch(0)
     run.network.eval()
-    images, labels = run.learnt.batch()
+    images, labels = run.train_source.batch()
     with torch.no_grad():
         each = nn.functional.cross_entropy(run.network(images), labels, reduction="none")
     for bad in ([], [1, 3], [0, 1, 2, 3]):
-        seen = labels.index_fill(0, torch.tensor(bad, dtype=torch.int64), NOBODY)
-        run.learnt.batch = lambda seen=seen: (images, seen)  # type: ignore[method-assign]
+        seen = labels.index_fill(0, torch.tensor(bad, dtype=torch.int64), NO_IMAGE)
+        run.train_source.batch = lambda seen=seen: (images, seen)  # type: ignore[method-assign]
         good = [place for place in range(4) if place not in bad]
         loss = run.batch_loss()
         loss.backward()
@@ -268,7 +268,7 @@ def test_what_was_met_on_the_way_is_kept_in_checkpoints(tmp_path: Path) -> None:
     spoil(root / "train" / "n0" / "03.JPEG", "empty file")
     (root / "train" / "n1" / "01.JPEG").write_bytes(picture(0, (16, 16), mode="L"))
     settings = config(held=False, batch=4, steps=5)
-    data = load_pictures(settings, root, CPU)
+    data = load_image_data(settings, root, CPU)
     first, second = (ImageClassification(settings, data, CPU) for _ in range(2))
     for _ in range(4):
         first.advance()

@@ -72,8 +72,8 @@ def test_batchnorm_that_processes_share_is_torchs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(processes, "size", lambda: 2)
     shared = processes.synchronized(nn.Sequential(nn.BatchNorm2d(16)), torch.device("cuda"))[0]
     x = torch.randn(2, 16, 4, 4)
-    assert conditions.normalises(nn.BatchNorm2d(16), x, None)
-    assert not conditions.normalises(shared, x, None)
+    assert conditions.can_normalise(nn.BatchNorm2d(16), x, None)
+    assert not conditions.can_normalise(shared, x, None)
 
 
 def test_what_has_no_such_kernels_says_so() -> None:

@@ -172,22 +172,22 @@ def test_gradients_may_lie_otherwise(lies: str) -> None:
 def test_what_goes_past_a_noise_is_not_what_it_gave() -> None:
     conv, x = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 16, 4, 4).requires_grad_()
     given = 2 * x
-    y, past, _ = layers.convolve_beside(conv, given, x)
-    assert past is x
+    y, shortcut, _ = layers.convolve_with_shortcut(conv, given, x)
+    assert shortcut is x
     assert type(y.grad_fn).__name__ == "ConvolutionBackward"
-    assert type(layers.convolve_beside(conv, x, x)[0].grad_fn).__name__ == "ForkBackward"
+    assert type(layers.convolve_with_shortcut(conv, x, x)[0].grad_fn).__name__ == "ForkBackward"
 
 
 @pytest.mark.usefixtures("_everywhere")
 def test_what_goes_past_is_neither_cast_nor_copied() -> None:
     conv, x = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(DEVICE), maps(2, 16, 4, 4)
     with torch.autocast(DEVICE, HALF):
-        y, past, _ = layers.convolve_beside(conv, x, x)
-    assert past is x
+        y, shortcut, _ = layers.convolve_with_shortcut(conv, x, x)
+    assert shortcut is x
     assert y.dtype == HALF
     x = x.contiguous()
-    y, past, _ = layers.convolve_beside(conv, x, x)
-    assert past is x
+    y, shortcut, _ = layers.convolve_with_shortcut(conv, x, x)
+    assert shortcut is x
     torch.testing.assert_close(y, conv(x), rtol=1e-4, atol=1e-4)
 
 

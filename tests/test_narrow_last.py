@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rotationout.experiments.narrow import batchnorm, conditions, layers
-from rotationout.experiments.narrow.convolving import Behind, convolve
+from rotationout.experiments.narrow.convolving import TrainingNorm, convolve
 from rotationout.experiments.networks import ResNet
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
@@ -39,7 +39,11 @@ def test_statistics_are_finished_by_whoever_is_last(case: str, stride: int, dtyp
     for batch in (1, 2):
         x = maps(count, channels, height, width, dtype=dtype) + batch
         y, saved = convolve(
-            x, weight, mirrored=False, stride=stride, behind=Behind(*kept, counter, norm.eps, norm.momentum)
+            x,
+            weight,
+            mirrored=False,
+            stride=stride,
+            training_norm=TrainingNorm(*kept, counter, norm.eps, norm.momentum),
         )
         theirs(y.double())
         assert counter == 0
@@ -59,8 +63,8 @@ def test_the_same_statistics_come_again(tiled: None) -> None:
     found = []
     for _ in range(2):
         kept = origin.clone(), torch.ones(16).to(DEVICE), torch.zeros((), dtype=torch.int64).to(DEVICE)
-        behind = Behind(*kept, torch.zeros((), dtype=torch.int32).to(DEVICE), 1e-5, 0.1)
-        found.append((*convolve(x, weight, mirrored=False, behind=behind), *kept))
+        training_norm = TrainingNorm(*kept, torch.zeros((), dtype=torch.int32).to(DEVICE), 1e-5, 0.1)
+        found.append((*convolve(x, weight, mirrored=False, training_norm=training_norm), *kept))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 

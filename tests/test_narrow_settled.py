@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rotationout.experiments.narrow import conditions, convolving, layers
-from rotationout.experiments.narrow.convolving import Kept, convolve
+from rotationout.experiments.narrow.convolving import EvalNorm, convolve
 from rotationout.experiments.networks import ResNet
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
@@ -35,8 +35,8 @@ def settled(channels: int) -> nn.BatchNorm2d:
     return norm.eval()
 
 
-def kept(norm: nn.BatchNorm2d, relu: bool) -> Kept:
-    return Kept(norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach(), norm.eps, relu)
+def eval_norm(norm: nn.BatchNorm2d, relu: bool) -> EvalNorm:
+    return EvalNorm(norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach(), norm.eps, relu)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_launch_does_all_of_it(case: str, dtype: torch.dtype, then: str, tiled
     count, channels, outputs, height, width = CONVOLUTIONS[case]
     x, weight = maps(count, channels, height, width, dtype=dtype), weights(outputs, channels).to(dtype).float()
     residual, norm = maps(count, outputs, height, width, dtype=dtype) if added else None, settled(outputs)
-    y, sums = convolve(x, weight, mirrored=False, added=residual, kept=kept(norm, relu))
+    y, sums = convolve(x, weight, mirrored=False, added=residual, eval_norm=eval_norm(norm, relu))
     assert sums is None
     exact = F.conv2d(x.double(), weight.double(), padding=1)
     wide = None if residual is None else residual.double()
@@ -67,7 +67,7 @@ def test_a_launch_does_all_of_it(case: str, dtype: torch.dtype, then: str, tiled
 def test_what_is_not_a_number_stays_so_in_eval_mode() -> None:
     x = maps(2, 16, 4, 4)
     x[0, 3, 1, 1] = float("nan")
-    y, _ = convolve(x, weights(16, 16), mirrored=False, kept=kept(settled(16), True))
+    y, _ = convolve(x, weights(16, 16), mirrored=False, eval_norm=eval_norm(settled(16), True))
     assert y[0, :, 0, 0].isnan().all()
     assert not y[1].isnan().any()
 

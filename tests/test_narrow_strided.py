@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from rotationout.experiments.narrow import batchnorm, tiles
 from rotationout.experiments.narrow.convolution import Convolution, Fork
-from rotationout.experiments.narrow.convolving import Kept, convolve
+from rotationout.experiments.narrow.convolving import EvalNorm, convolve
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 # N, C, outputs, H, W of what is convolved: several programs, every table of tiles, channels that are no power of two.
@@ -75,8 +75,8 @@ def test_strides_are_torchs(case: str, memory: torch.memory_format, dtype: torch
 def test_norms_in_eval_mode_are_done_on_the_way(dtype: torch.dtype, added: bool) -> None:
     x, weight = maps(3, 16, 6, 10, dtype=dtype), weights(32, 16).to(dtype).float()
     residual, norm = maps(3, 32, 3, 5, dtype=dtype) if added else None, layer(32).eval()
-    kept = Kept(norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach(), norm.eps, True)
-    y, _ = convolve(x, weight, mirrored=False, stride=2, added=residual, kept=kept)
+    eval_norm = EvalNorm(norm.running_mean, norm.running_var, norm.weight.detach(), norm.bias.detach(), norm.eps, True)
+    y, _ = convolve(x, weight, mirrored=False, stride=2, added=residual, eval_norm=eval_norm)
     with torch.no_grad():
         wide = None if residual is None else residual.double()
         expected = normalised(copy.deepcopy(norm).double(), halved(x.double(), weight.double()), wide, True)

@@ -20,8 +20,8 @@ import rotationout as ro
 from rotationout import cli
 from rotationout.experiments import networks, results, sweep, tasks
 from rotationout.experiments.config import Config
-from rotationout.experiments.numbers import Numbers
-from rotationout.experiments.run import Run, _begin_momentum
+from rotationout.experiments.random_stream import RandomStream
+from rotationout.experiments.run import Run, _init_momentum
 from rotationout.recipes import TABLES
 from rotationout.report.page import Table
 
@@ -206,16 +206,16 @@ def test_checkpoints_of_before_processes_shared_runs_are_resumed(tasks: str, tmp
     for _ in range(5):
         first.advance()
     state = first.state()
-    (numbers,), plan = state.pop("numbers"), state.pop("plan")
+    (random_state,), plan = state.pop("numbers"), state.pop("plan")
     if tasks == "one task":
         state["curve"] = state.pop("curves")["test_curve"]
-    old = {**state, "numbers": numbers, "order": plan[:, 0]}
+    old = {**state, "numbers": random_state, "order": plan[:, 0]}
     del old["scaler"]
     results.save_checkpoint(tmp_path / "run.pt", config(), old, {})
     second.restore(results.load_checkpoint(tmp_path / "run.pt", config())[0])
     assert torch.equal(second.plan[:, 0], first.plan[:, 0])
     assert (second.step, second.curves, second.losses) == (first.step, first.curves, first.losses)
-    assert torch.equal(second.numbers.state(), first.numbers.state())
+    assert torch.equal(second.random_stream.state(), first.random_stream.state())
     finish(second)
     assert len(second.losses) == len(second.curves["test_curve"]) == 2
 
@@ -225,11 +225,11 @@ def test_a_gpus_checkpoint_is_resumed_on_a_cpu() -> None:
     """All but its random numbers, 16 bytes there: noise is drawn anew, the order of the images is not."""
     new = make(images(64), images(20, seed=1))
     first, second = new(config()), new(config())
-    begun = second.numbers.state().clone()
+    begun = second.random_stream.state().clone()
     for _ in range(5):
         first.advance()
     second.restore({**first.state(), "numbers": [torch.zeros(16, dtype=torch.uint8)]})
-    assert torch.equal(second.numbers.state(), begun)
+    assert torch.equal(second.random_stream.state(), begun)
     assert torch.equal(second.plan, first.plan)
     finish(second)
     assert len(second.losses) == len(second.curves["test_curve"]) == 2
@@ -237,12 +237,12 @@ def test_a_gpus_checkpoint_is_resumed_on_a_cpu() -> None:
 
 def test_processes_have_the_same_weights_and_their_own_noise() -> None:
     """On a CPU, whose generator would take seeds that differ by 2³² for the same."""
-    streams = {name: Numbers(seed, torch.device("cpu"), rank) for name, seed, rank in SEEDS}
+    streams = {name: RandomStream(seed, torch.device("cpu"), rank) for name, seed, rank in SEEDS}
     drawn = {}
-    for name, numbers in streams.items():
-        with numbers.initial():
+    for name, stream in streams.items():
+        with stream.initial_weights():
             weight = torch.rand(4)
-        with numbers.used():
+        with stream.active():
             drawn[name] = weight, torch.rand(4)
     assert torch.equal(drawn["first"][0], drawn["second"][0])
     assert len({tuple(noise.tolist()) for _, noise in drawn.values()}) == len(SEEDS)
@@ -295,7 +295,7 @@ def test_fp16_is_refused_on_a_cpu() -> None:
 def test_momentum_is_zero_after_a_first_step_that_is_skipped() -> None:
     weight = nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([weight], torch.tensor(0.1), momentum=0.9, fused=True)
-    _begin_momentum(optimizer)
+    _init_momentum(optimizer)
     scaler = GradScaler("cpu")
     for value in (float("inf"), 1.0):
         optimizer.zero_grad()

@@ -100,5 +100,5 @@ def test_a_length_can_be_captured_while_a_batch_of_another_is_there(monkeypatch:
     batch = train.batch
     monkeypatch.setattr(train, "batch", lambda chosen, frames: asked.append(frames) or batch(chosen, frames))
     before = run.frames
-    run._add_gradient(before + 64)
+    run._forward_backward(before + 64)
     assert asked == [before + 64]

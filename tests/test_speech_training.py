@@ -137,9 +137,11 @@ def corpus(train: int = 24, **texts: str) -> Callable[[SpeechConfig], Recognitio
 
 def on(found: Features) -> Callable[[SpeechConfig], Recognition]:
     def make(config: SpeechConfig) -> Recognition:
-        learnt = recognition.select(found, "train")
-        tested = recognition.select(found, "test")
-        train, test = (recognition.Speech(found, chosen, config.alphabet, CPU) for chosen in (learnt, tested))
+        train_indices = recognition.select(found, "train")
+        test_indices = recognition.select(found, "test")
+        train, test = (
+            recognition.Speech(found, chosen, config.alphabet, CPU) for chosen in (train_indices, test_indices)
+        )
         return Recognition(config, recognition.Corpus(train, test, tuple(found.problems)), CPU)
 
     return make

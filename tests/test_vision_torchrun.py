@@ -65,7 +65,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool, i
 
 @pytest.mark.parametrize("held", [True, False])
 def test_two_processes_classify_as_one_does(held: bool, records: dict[tuple[str, bool, int], dict[str, Any]]) -> None:
-    """Each learns from half of every batch, and is tested on half of the images; nobody fills up the last batch."""
+    """Each learns from half of every batch, and is tested on half of the images; padding fills up the last batch."""
     both, alone = (records["imagewoof", held, count] for count in (2, 1))
     assert (both["processes"], alone["processes"]) == (2, 1)
     assert both["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-3)

@@ -171,7 +171,7 @@ def test_an_interrupt_is_passed_on_and_all_go_on_later(tmp_path: Path) -> None:
     kept = [torch.load(path, weights_only=True)["state"]["step"] for path in (tmp_path / "kept").rglob("*.pt")]
     assert len(kept) == 2
     assert all(0 < step < 3000 for step in kept)
-    assert share_out(Share(**{**vars(long), "ends": 0.0}), 2) == list(long.configs), "no time is left"
+    assert share_out(Share(**{**vars(long), "deadline": 0.0}), 2) == list(long.configs), "no time is left"
 
 
 PARENT = """
@@ -217,11 +217,11 @@ def test_the_command_shares_out_what_it_would_run(tmp_path: Path, monkeypatch: p
     assert count == 4
     assert [(c.row, c.seed, c.steps) for c in share.configs[:3]] == [("none", 0, 7), ("rotation", 0, 7), ("none", 1, 7)]
     assert (share.together, share.device, share.folder) == (3, None, tmp_path)
-    assert 0 < share.ends - time.time() <= 120
+    assert 0 < share.deadline - time.time() <= 120
     assert callable(share.maker(torch.device("cpu")))
     shown = capsys.readouterr()
     assert json.loads(shown.out) == []
-    assert "6 runs are left" in shown.err
+    assert "6 runs are not finished" in shown.err
     assert cli.main([*words, "--processes", "0"]) == 2
 
 

@@ -189,8 +189,8 @@ def _run_all(
     from ..experiments.workers import Share, share_out
 
     if way.processes > 1:
-        ends = time.time() + way.seconds
-        places = (way.device, way.out, way.checkpoints, way.together, ends, way.tensorboard)
+        deadline = time.time() + way.seconds
+        places = (way.device, way.out, way.checkpoints, way.together, deadline, way.tensorboard)
         return True, True, share_out(Share(configs, maker, *places), way.processes)
     with processes.joined(way.device) as device:
         first, alone = processes.rank() == 0, not processes.launched()

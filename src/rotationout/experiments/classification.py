@@ -130,7 +130,7 @@ class Classification(Classifier[Images]):
         found: dict[str, Any] = {}
         for name in self.config.studies:
             try:
-                with self.at_work():
+                with self.execution_context():
                     found[name] = STUDIES[name](self)
             except Exception as error:
                 found[name] = {"failed": f"{type(error).__name__}: {error}"}
@@ -140,9 +140,9 @@ class Classification(Classifier[Images]):
         """The network of the config, in channels_last."""
         return channels_last(build_network(self.config))
 
-    def build_source(self, images: Images, rows: int) -> Small:
+    def build_source(self, images: Images, rows: int) -> CifarSource:
         """Batches of ``rows`` of these images."""
-        return Small(images, rows, self.prepare)
+        return CifarSource(images, rows, self.prepare)
 
     def compile(self) -> None:
         """Compile the residual blocks, see `Run.compile`; an error with fused kernels, which it would replace."""
@@ -160,14 +160,14 @@ class Classification(Classifier[Images]):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`, also one that an older version of this code wrote."""
-        super().restore(_brought_up_to_date(state))
+        super().restore(_upgraded_state(state))
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """The network's input for images in bytes: normalised, in channels_last."""
         return cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
 
-class Small(Held):
+class CifarSource(Held):
     """Batches of CIFAR's images, cropped and mirrored on the device.
 
     Args:
@@ -187,7 +187,7 @@ class Small(Held):
         """The number of each image and its random crop, (images, 4)."""
         return _plan(torch.randperm(len(self), generator=generator), generator)
 
-    def still(self) -> Tensor:
+    def fixed_plan(self) -> Tensor:
         """The middle of every padded image: the image as it is."""
         middle = torch.tensor([cifar.PADDING, cifar.PADDING, 0]).expand(len(self), 3)
         return torch.cat([torch.arange(len(self)).unsqueeze(1), middle], dim=1)
@@ -213,7 +213,7 @@ def _plan(order: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([order.unsqueeze(1), cifar.draw_cuts(len(order), generator)], dim=1)
 
 
-def _brought_up_to_date(state: dict[str, Any]) -> dict[str, Any]:
+def _upgraded_state(state: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint state in today's format. One from before runs could be shared has no plan: crops are drawn anew."""
     if "plan" in state:
         return state

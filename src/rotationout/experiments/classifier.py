@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import processes
-from .sources import NOBODY
+from .sources import NO_IMAGE
 from .vision import Data, VisionConfig, VisionRun
 
 __all__ = ["Classifier", "ClassifierConfig"]
@@ -47,8 +47,8 @@ class Classifier(VisionRun[Data]):
 
     def __init__(self, config: ClassifierConfig, train: Data, test: Data, device: torch.device) -> None:
         super().__init__(config, train, test, device)
-        self.scored = torch.zeros(1 + len(self.curve_names), dtype=torch.int64, device=device)
-        self._examine = self.action(self._score)
+        self.counts = torch.zeros(1 + len(self.curve_names), dtype=torch.int64, device=device)
+        self._count_correct_graph = self.action(self._count_correct)
 
     @property
     def result(self) -> dict[str, float]:
@@ -72,30 +72,30 @@ class Classifier(VisionRun[Data]):
         return f"best {result['best_top1']:.2f} %, mean of the last 10 epochs {result['last10_top1']:.2f} %"
 
     def batch_loss(self) -> Tensor:
-        """Mean cross-entropy over the images of the current batch; rows that are `NOBODY` do not count."""
-        images, labels = self.learnt.batch()
+        """Mean cross-entropy over the images of the current batch; rows that are `NO_IMAGE` do not count."""
+        images, labels = self.train_source.batch()
         logits: Tensor = self.network(images)
-        total = F.cross_entropy(logits.float(), labels, ignore_index=NOBODY, reduction="sum")
-        return total / (labels != NOBODY).sum().clamp(min=1)
+        total = F.cross_entropy(logits.float(), labels, ignore_index=NO_IMAGE, reduction="sum")
+        return total / (labels != NO_IMAGE).sum().clamp(min=1)
 
     def test(self) -> dict[str, float]:
         """The fraction of test images classified correctly; the processes share the test images."""
-        self.scored.zero_()
+        self.counts.zero_()
         for _ in self.test_batches():
-            self._examine()
-        processes.sum_(self.scored)
-        seen, *right = self.scored.tolist()
+            self._count_correct_graph()
+        processes.sum_(self.counts)
+        seen, *right = self.counts.tolist()
         return {name: count / max(1, seen) for name, count in zip(self.curve_names.values(), right, strict=True)}
 
     @torch.no_grad()
-    def _score(self) -> None:
-        """Add to ``scored`` the number of images in the current test batch, and the correct ones for each top-k."""
+    def _count_correct(self) -> None:
+        """Add to ``counts`` the number of images in the current test batch, and the correct ones for each top-k."""
         self.network.eval()
-        images, labels = self.tested.batch()
+        images, labels = self.test_source.batch()
         with self.autocast():
             logits: Tensor = self.network(images)
-        found = [(labels != NOBODY).sum()]
+        found = [(labels != NO_IMAGE).sum()]
         for guesses in self.curve_names:
             best = logits.argmax(1, keepdim=True) if guesses == 1 else logits.topk(min(guesses, logits.size(1))).indices
             found.append((best == labels.unsqueeze(1)).sum())
-        self.scored += torch.stack(found)
+        self.counts += torch.stack(found)

@@ -49,25 +49,25 @@ class Job:
         kept = processes.from_first(kept)
         if kept is not None:
             self._restore(*kept)
-        self.here = {**results.machine(self.run.device), "processes": processes.size()}
-        if self.here not in self.history["machines"]:
-            self.history["machines"].append(self.here)
-        self.whole = True
+        self.machine = {**results.machine(self.run.device), "processes": processes.size()}
+        if self.machine not in self.history["machines"]:
+            self.history["machines"].append(self.machine)
+        self.step_complete = True
         self.scalars = None
         if tensorboard is not None and processes.rank() == 0:
             self.scalars = Scalars(results.record_path(tensorboard, config).with_suffix(""), self.run)
-        self.before, self.begun, self.first = self.history["seconds"], time.monotonic(), self.run.step
+        self.earlier_seconds, self.started, self.first_step = self.history["seconds"], time.monotonic(), self.run.step
 
     @property
     def seconds(self) -> float:
         """Seconds of work so far, those before it was resumed included."""
-        return float(self.before + time.monotonic() - self.begun)
+        return float(self.earlier_seconds + time.monotonic() - self.started)
 
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds to the end, at the speed since it was started or resumed; None before the first step."""
-        done = self.run.step - self.first
-        return (self.config.steps - self.run.step) * (time.monotonic() - self.begun) / done if done else None
+        done = self.run.step - self.first_step
+        return (self.config.steps - self.run.step) * (time.monotonic() - self.started) / done if done else None
 
     def _restore(self, state: dict[str, Any], history: dict[str, Any]) -> None:
         """Continue from a checkpoint; if it does not fit this version of the code, an error names its file."""
@@ -86,15 +86,15 @@ class Job:
         """Do one step, if one is left: a run that was kept because its record could not be written has none."""
         if self.run.finished:
             return
-        self.whole = False  # until the step is done: a step that breaks off leaves no state to continue from
+        self.step_complete = False  # until the step is done: a step that breaks off leaves no state to continue from
         self.run.advance()
-        self.whole = True
+        self.step_complete = True
         if self.scalars is not None:
             self.scalars.write(self.run)
 
     def save(self) -> str:
         """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
-        if not self.whole:
+        if not self.step_complete:
             return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
         self.history["seconds"] = self.seconds
         state = self.run.state()
@@ -123,7 +123,7 @@ class Job:
             "together": self.together,  # how many runs shared the device, its time and its memory
             "compiled": self.run.compiled,
             "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
-            **self.here,
+            **self.machine,
             "machines": self.history["machines"],
         }
         path = results.record_path(folder, self.config)

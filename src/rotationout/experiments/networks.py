@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..strength import check_choice
-from .narrow.conditions import passes
-from .narrow.layers import convolve, convolve_beside, convolve_normalised, normalise
+from .narrow.conditions import is_identity
+from .narrow.layers import convolve, convolve_normalised, convolve_with_shortcut, normalise
 
 __all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet", "use_torch_kernels_"]
 
@@ -57,11 +57,12 @@ class _Block(nn.Module):
                 self.shortcut = _Padding(outputs - inputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() and passes(self.noise_a):  # in eval mode one launch per convolution and norm
+        if not torch.is_grad_enabled() and is_identity(self.noise_a):
+            # in eval mode one launch per convolution and norm
             y = convolve_normalised(self.conv1, self.bn1, self.noise1(x), fused=self.fused)
             return convolve_normalised(self.conv2, self.bn2, self.noise2(y), self.shortcut(x), fused=self.fused)
-        behind = self.bn1 if passes(self.noise_a) else None  # with noise, bn1 needs statistics of the disturbed maps
-        y, x, sums = convolve_beside(self.conv1, self.noise1(x), x, self.fused, norm=behind)
+        norm = self.bn1 if is_identity(self.noise_a) else None  # with noise, bn1 needs statistics of the disturbed maps
+        y, x, sums = convolve_with_shortcut(self.conv1, self.noise1(x), x, self.fused, norm=norm)
         y = normalise(self.bn1, self.noise_a(y), sums=sums, fused=self.fused)
         residual = self.shortcut(x)
         y, sums = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2, residual=residual)

@@ -2,7 +2,7 @@
 
 The number of processes does not change the initial weights, the order of the examples or their augmentation. As
 gradients are averaged, all processes have the same weights after every update. Noise differs: the random numbers of a
-process start at seed + `numbers.SEED_STRIDE` · rank. With ``sync_batchnorm``, the default, batch statistics
+process start at seed + `random_stream.SEED_STRIDE` · rank. With ``sync_batchnorm``, the default, batch statistics
 (BatchNorm's, and the means of centred noises) are those of the whole batch, else those of each process's share. Running
 statistics are averaged with the gradients, so that all processes have one network.
 

@@ -22,7 +22,7 @@ from ..placing import Schedule
 from . import processes
 from .config import Config
 from .graphs import Action, Graphs
-from .numbers import Numbers
+from .random_stream import RandomStream
 
 __all__ = ["Run"]
 
@@ -77,8 +77,8 @@ class Run(abc.ABC):
         if config.precision == "fp16" and device.type != "cuda":
             raise ValueError(f"precision = 'fp16' needs a GPU; on {device.type!r} use 'bf16' or 'fp32' (--precision)")
         self.share = processes.share(config.batch)
-        self.numbers = Numbers(config.seed, device, processes.rank())
-        with self.numbers.initial():
+        self.random_stream = RandomStream(config.seed, device, processes.rank())
+        with self.random_stream.initial_weights():
             self.network = self.build_network()
         if config.sync_batchnorm:
             self.network = processes.synchronized(self.network, device)
@@ -91,14 +91,14 @@ class Run(abc.ABC):
         self.optimizer = self.build_optimizer()
         self.scaler = GradScaler(device.type, enabled=config.precision == "fp16")
         if self.scaler.is_enabled():
-            _begin_momentum(self.optimizer)
+            _init_momentum(self.optimizer)
         self.shuffler = torch.Generator().manual_seed(config.seed)
         self.step = 0
         self.losses: list[float] = []
         self.curves: dict[str, list[float]] = {}
         self.loss = torch.zeros((), device=device)
         self._graphs = Graphs(device)
-        self._update = self.action(self._learn)
+        self._update = self.action(self._train_step)
 
     @abc.abstractmethod
     def build_network(self) -> nn.Module:
@@ -173,7 +173,7 @@ class Run(abc.ABC):
         if self.device.type == "cuda" and self.captured and not self._graphs.captured:
             self.take_batch(place)
             self._capture()
-        with self.numbers.used(), self._graphs.on_stream():
+        with self.random_stream.active(), self._graphs.on_stream():
             self.take_batch(place)
             self._set_rate(self.config.rate_at(self.step))
             self._update()
@@ -197,7 +197,7 @@ class Run(abc.ABC):
             "optimizer": {k: v for k, v in self.optimizer.state_dict().items() if k == "state"},
             "scaler": self.scaler.state_dict(),
             "shuffler": self.shuffler.get_state(),
-            "numbers": processes.gather(self.numbers.state()),
+            "numbers": processes.gather(self.random_stream.state()),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "loss": loss.cpu(),
             "losses": list(self.losses),
@@ -223,7 +223,7 @@ class Run(abc.ABC):
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         if processes.rank() < len(state["numbers"]):  # there may be more processes now
-            self.numbers.restore(state["numbers"][processes.rank()])
+            self.random_stream.restore(state["numbers"][processes.rank()])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -251,9 +251,9 @@ class Run(abc.ABC):
         return torch.autocast(self.device.type, dtype, enabled=self.config.precision != "fp32")
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def execution_context(self) -> Iterator[None]:
         """A context to use the network in outside of steps: the run's random numbers and stream, nothing compiled."""
-        with self.numbers.used(), self._graphs.on_stream(), self._compiling(regions=False):
+        with self.random_stream.active(), self._graphs.on_stream(), self._compiling(regions=False):
             yield
 
     @contextmanager
@@ -291,7 +291,7 @@ class Run(abc.ABC):
             self._rate = rate
             self.rate.fill_(rate)
 
-    def _learn(self) -> None:
+    def _train_step(self) -> None:
         self.network.train()
         with self.autocast(), self._compiling(regions=True):
             loss = self.batch_loss()
@@ -325,7 +325,7 @@ class Run(abc.ABC):
             parameter: {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
             for parameter, state in self.optimizer.state.items()
         }
-        scaler, numbers, loss = self.scaler.state_dict(), self.numbers.state(), self.loss.clone()
+        scaler, random_state, loss = self.scaler.state_dict(), self.random_stream.state(), self.loss.clone()
         try:
             self._graphs.capture(self._for_capture)
         finally:
@@ -337,16 +337,16 @@ class Run(abc.ABC):
                         value.zero_() if kept is None else value.copy_(kept)
             self.scaler.load_state_dict(scaler)
             self.loss.copy_(loss)
-            self.numbers.restore(numbers)
+            self.random_stream.restore(random_state)
         torch.cuda.synchronize(self.device)
 
     @contextmanager
     def _for_capture(self, action: Action) -> Iterator[None]:
-        with self.numbers.used(), self._compiling(regions=action is self._update):
+        with self.random_stream.active(), self._compiling(regions=action is self._update):
             yield
 
 
-def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+def _init_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Start momentum at zero: fused SGD leaves it uninitialised if the GradScaler skips the first step."""
     if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:

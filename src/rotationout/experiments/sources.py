@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .problems import Problem
 
-__all__ = ["NOBODY", "Held", "Source"]
+__all__ = ["NO_IMAGE", "Held", "Source"]
 
-NOBODY = -1
+NO_IMAGE = -1
 """The number, and the label, of a row that is no image: such rows fill up a batch."""
 
 
@@ -50,12 +50,12 @@ class Source(abc.ABC):
         """Draw the plan of a training epoch: all images in random order with random crops, (images, columns)."""
 
     @abc.abstractmethod
-    def still(self) -> Tensor:
+    def fixed_plan(self) -> Tensor:
         """The plan of a test: all images in their order, with fixed crops, (images, columns)."""
 
     @abc.abstractmethod
     def begin(self, batches: Tensor) -> None:
-        """Prepare for these batches of a plan, (batches, rows, columns), on the CPU. Rows may be `NOBODY`."""
+        """Prepare for these batches of a plan, (batches, rows, columns), on the CPU. Rows may be `NO_IMAGE`."""
 
     @abc.abstractmethod
     def take(self, place: int) -> None:
@@ -95,4 +95,4 @@ class Held(Source):
     def labels_of(self, labels: Tensor) -> Tensor:
         """The labels of the current batch, given those of all images."""
         numbers = self.chosen[:, 0]
-        return labels[numbers].masked_fill(numbers == NOBODY, NOBODY)
+        return labels[numbers].masked_fill(numbers == NO_IMAGE, NO_IMAGE)

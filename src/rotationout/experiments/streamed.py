@@ -2,7 +2,7 @@
 
 The row of the plan alone decides how an image is cropped. So it does not matter which worker reads it, how many there
 are, or whether the run was resumed. An image that turns out to be bad is reported when it is read, and its row of the
-batch becomes `NOBODY`.
+batch becomes `NO_IMAGE`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .problems import Problem, UnusableError, refuse_if_many, report
-from .sources import NOBODY, Source
+from .sources import NO_IMAGE, Source
 
 __all__ = ["Reader", "Streamed", "workers"]
 
 MOST_WORKERS = 16
 
 Tensors = tuple[Tensor, ...]
-Made = tuple[Tensors, list[Problem], list[str]]
+WorkerBatch = tuple[Tensors, list[Problem], list[str]]
 """What a worker returns: a batch, the images that could not be used, and the names of those that were not in RGB."""
 
 
@@ -43,12 +43,12 @@ class Reader(abc.ABC):
     Attributes:
         split: the name of the split.
         names: the names of its images.
-        nobody: what fills up a batch where there is no image: a tensor for each part, as `read` returns them.
+        padding: what fills up a batch where there is no image: a tensor for each part, as `read` returns them.
     """
 
     split: str
     names: Sequence[str]
-    nobody: Tensors
+    padding: Tensors
 
     @abc.abstractmethod
     def read(self, row: Sequence[Any]) -> tuple[Tensors, bool]:
@@ -67,29 +67,29 @@ class Streamed(Source):
         device: the device of the batches.
 
     Attributes:
-        tensors: the current batch: for each part of ``reader.nobody`` a tensor with ``rows`` of it.
+        tensors: the current batch: for each part of ``reader.padding`` a tensor with ``rows`` of it.
     """
 
     def __init__(self, reader: Reader, rows: int, device: torch.device) -> None:
         super().__init__(rows, device)
         self.reader, self.split = reader, reader.split
-        self.tensors = tuple(part.to(device).expand(rows, *part.shape).clone() for part in reader.nobody)
-        self._asked = _Asked()
+        self.tensors = tuple(part.to(device).expand(rows, *part.shape).clone() for part in reader.padding)
+        self._sampler = _PlanSampler()
         count = workers()
         others: dict[str, Any] = {"multiprocessing_context": _context(), "persistent_workers": True} if count else {}
         self._loader = DataLoader(
             _Batches(reader),
             batch_size=None,
-            sampler=self._asked,
+            sampler=self._sampler,
             num_workers=count,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_interrupts,
             generator=torch.Generator(),  # the seed of its workers must not come from the run's noise
             **others,
         )
         self._batches = torch.empty(0)
-        self._arriving: Iterator[Made] | None = None
+        self._iterator: Iterator[WorkerBatch] | None = None
         self._taken = -1
 
     def __len__(self) -> int:
@@ -97,16 +97,16 @@ class Streamed(Source):
 
     def begin(self, batches: Tensor) -> None:
         """Set the batches to read; reading begins when the first of them is taken."""
-        self._batches, self._arriving, self._taken = batches, None, -1
+        self._batches, self._iterator, self._taken = batches, None, -1
 
     def take(self, place: int) -> None:
         """Copy a batch to the device, while the workers read the next ones."""
         if place == self._taken:  # it is the current batch already
             return
-        if self._arriving is None:
-            self._asked.batches = self._batches[place:]
-            self._arriving = iter(self._loader)
-        made, problems, converted = next(self._arriving)
+        if self._iterator is None:
+            self._sampler.batches = self._batches[place:]
+            self._iterator = iter(self._loader)
+        made, problems, converted = next(self._iterator)
         self._taken = place
         self.converted.update(converted)
         self._note(problems)
@@ -123,7 +123,7 @@ class Streamed(Source):
                 refuse_if_many(self.problems, [self.reader.split] * len(self), "images")
 
 
-class _Asked:
+class _PlanSampler:
     """The sampler of the loader: yields the batches of a plan."""
 
     batches = torch.empty(0)
@@ -132,20 +132,20 @@ class _Asked:
         return iter(self.batches)
 
 
-class _Batches(Dataset[Made]):
+class _Batches(Dataset[WorkerBatch]):
     """The data set of the loader: reads whole batches, in the worker processes."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
 
-    def __getitem__(self, rows: Tensor) -> Made:
+    def __getitem__(self, rows: Tensor) -> WorkerBatch:
         reader = self.reader
         parts: list[Tensors] = []
         problems: list[Problem] = []
         converted: list[str] = []
         for row in rows.tolist():
-            number, part = int(row[0]), reader.nobody
-            if number != NOBODY:
+            number, part = int(row[0]), reader.padding
+            if number != NO_IMAGE:
                 try:
                     part, other = reader.read(row)
                     converted += [f"{reader.split}/{reader.names[number]}"] if other else []
@@ -155,7 +155,7 @@ class _Batches(Dataset[Made]):
         return tuple(torch.stack(column) for column in zip(*parts, strict=True)), problems, converted
 
 
-def _as_it_is(made: Any) -> Any:
+def _identity(made: Any) -> Any:
     return made
 
 

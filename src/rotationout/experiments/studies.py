@@ -28,7 +28,7 @@ BATCHES = 20
 """Batches of training images per study. Few, because other runs on the device wait meanwhile."""
 TEST_BATCH = 1000
 _BASIC = {"conv1": "bn1", "bn1": "bn1", "conv2": "bn2"}
-NORM_BEHIND: dict[str, dict[str, str]] = {
+NORM_AFTER: dict[str, dict[str, str]] = {
     "resnet20": _BASIC,
     "resnet110": _BASIC,
     "wrn28_10": {"conv1": "bn2"},
@@ -41,9 +41,9 @@ class TrainingImages:
     """Batches of training images, cropped and mirrored as in training; every iteration gives the same ones."""
 
     def __init__(self, run: Classification, batches: int) -> None:
-        self.run, self.batches = run, min(batches, len(run.train) // run.config.batch)
+        self.run, self.batches = run, min(batches, len(run.train_images) // run.config.batch)
         generator = torch.Generator().manual_seed(run.config.seed)
-        chosen = torch.randperm(len(run.train), generator=generator)[: self.batches * run.config.batch]
+        chosen = torch.randperm(len(run.train_images), generator=generator)[: self.batches * run.config.batch]
         self.chosen = chosen.to(run.device)
         self.cuts = cifar.draw_cuts(len(chosen), generator).to(run.device)
 
@@ -53,7 +53,7 @@ class TrainingImages:
     def __iter__(self) -> Iterator[Tensor]:
         run, batch = self.run, self.run.config.batch
         for chosen, cuts in zip(self.chosen.split(batch), self.cuts.split(batch), strict=True):
-            yield run.prepare(cifar.augment(run.train.pixels[chosen], cuts))
+            yield run.prepare(cifar.augment(run.train_images.pixels[chosen], cuts))
 
 
 def _variance_shift(run: Classification) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
     """
     images = TrainingImages(run, BATCHES)
     options: dict[str, Any] = {"forward": _forward(run), "show_progress": False}
-    behind = _behind_noise(run)
+    norm_layers = _norms_after_noise(run)
 
     def divided(network: nn.Module) -> None:
-        for name in behind:
+        for name in norm_layers:
             running = network.get_submodule(name).running_var
             assert isinstance(running, Tensor)
             running.mul_(1 - run.config.p)
@@ -91,13 +91,13 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
         except ValueError as error:
             states[name] = {"refused": str(error).partition("\n")[0]}  # the other lines list the layers
             continue
-        shift = variance_shift(network, images, layers=behind, **options)
+        shift = variance_shift(network, images, layers=norm_layers, **options)
         states[name] = {"top1": 100 * _accuracy(run, network)}
         for ratio in ("r", "stored_r"):
-            found = [getattr(shift[layer], ratio) for layer in behind]
+            found = [getattr(shift[layer], ratio) for layer in norm_layers]
             states[name][f"{ratio}_mean"] = [round(r.mean().item(), 5) for r in found]
             states[name][f"{ratio}_max"] = [round(r.max().item(), 5) for r in found]
-    return {"batches": len(images), "layers": behind, "states": states}
+    return {"batches": len(images), "layers": norm_layers, "states": states}
 
 
 def _coadaptation(run: Classification) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def _blocks(run: Classification) -> list[str]:
     return [f"stages.{each * (stage - 1) + k}" for stage in run.config.stages for k in range(each)]
 
 
-def _behind_noise(run: Classification) -> list[str]:
-    behind = NORM_BEHIND[run.config.network]
+def _norms_after_noise(run: Classification) -> list[str]:
+    norm_after = NORM_AFTER[run.config.network]
     places = run.config.network_options.get("places", ("conv1", "conv2"))
-    norms = sorted({behind[place] for place in places if place in behind})
+    norms = sorted({norm_after[place] for place in places if place in norm_after})
     return [f"{block}.{norm}" for block in _blocks(run) for norm in norms]
 
 
@@ -202,7 +202,7 @@ def _accuracy(run: Classification, network: nn.Module) -> float:
     network.eval()
     forward, correct = _forward(run), 0
     for pixels, labels in zip(
-        run.examined.pixels.split(TEST_BATCH), run.examined.labels.split(TEST_BATCH), strict=True
+        run.test_images.pixels.split(TEST_BATCH), run.test_images.labels.split(TEST_BATCH), strict=True
     ):
         correct += int((forward(network, run.prepare(pixels)).argmax(1) == labels).sum())
-    return correct / len(run.examined)
+    return correct / len(run.test_images)

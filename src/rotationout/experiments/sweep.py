@@ -65,14 +65,14 @@ def sweep(
     with (
         # Let cuDNN time its algorithms: its default choice is slower for networks with few channels.
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
-        _interrupts_wait() as interrupts,
+        _deferred_interrupts() as interrupts,
         progress.shown(sys.stderr if out is None else out, silent=processes.rank() > 0) as display,
     ):
         if len(waiting) < len(configs):
             display.message(f"{len(configs) - len(waiting)} of {len(configs)} runs have a record already")
         clock = _Clock(limit_seconds, interrupts)
         try:
-            while (waiting or active) and not clock.stops:
+            while (waiting or active) and not clock.should_stop:
                 while waiting and len(active) < together:
                     config = waiting.pop(0)
                     if _recorded_meanwhile(folder, config):
@@ -81,7 +81,7 @@ def sweep(
                         active.append(Job(config, make, checkpoints, together * siblings, tensorboard))
                 ended = False
                 for job in active[:]:
-                    if not _goes_on(job, folder, failed, display):
+                    if not _advance(job, folder, failed, display):
                         active.remove(job)
                         job.close()
                         ended = True
@@ -90,12 +90,12 @@ def sweep(
                     gc.collect()
                 display.update(active, len(waiting))
                 clock.tick()
-                if clock.saves and not clock.stops:
+                if clock.should_save and not clock.should_stop:
                     _save(active, display)
         finally:
             for job in active:
                 job.close()
-            if clock.stops or processes.size() == 1:  # saving needs all processes at the same step
+            if clock.should_stop or processes.size() == 1:  # saving needs all processes at the same step
                 kept = _save(active, display)
                 if kept:
                     display.message(f"{kept} unfinished runs are kept in {checkpoints}")
@@ -106,7 +106,7 @@ def sweep(
     return [job.config for job in active] + waiting
 
 
-def _goes_on(job: Job, folder: Path, failed: list[str], display: progress.Display) -> bool:
+def _advance(job: Job, folder: Path, failed: list[str], display: progress.Display) -> bool:
     """Do one step; whether the run goes on. If it ended, its record is written, or ``failed`` gets the reason."""
     try:
         job.advance()
@@ -145,30 +145,30 @@ class _Clock:
 
     def __init__(self, limit_seconds: float, interrupts: Sequence[int]) -> None:
         self.limit_seconds, self.interrupts = limit_seconds, interrupts
-        self.begun = self.saved = time.monotonic()
-        self.ticks, self.late, self.interrupted, self.saves = 0, False, False, False
+        self.started = self.last_saved = time.monotonic()
+        self.ticks, self.timed_out, self.interrupted, self.should_save = 0, False, False, False
 
     @property
-    def stops(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether it is time to stop."""
-        return self.late or self.interrupted
+        return self.timed_out or self.interrupted
 
     def tick(self) -> None:
         """Check the time and interrupts; called between steps."""
         self.ticks += 1
-        self.saves = False
+        self.should_save = False
         if processes.size() > 1 and self.ticks % ROUNDS_TO_AGREE:
             return
         now = time.monotonic()
-        self.late, self.interrupted, self.saves = processes.any_of(
-            now - self.begun > self.limit_seconds, bool(self.interrupts), now - self.saved > CHECKPOINT_SECONDS
+        self.timed_out, self.interrupted, self.should_save = processes.any_of(
+            now - self.started > self.limit_seconds, bool(self.interrupts), now - self.last_saved > CHECKPOINT_SECONDS
         )
-        if self.saves:
-            self.saved = now
+        if self.should_save:
+            self.last_saved = now
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[list[int]]:
+def _deferred_interrupts() -> Iterator[list[int]]:
     """Collect SIGINT (Ctrl-C) and SIGTERM in a list, so that runs stop between steps and not inside one.
 
     A second signal interrupts at once, unless several processes share the runs: torchrun sends a second one for each
@@ -179,12 +179,12 @@ def _interrupts_wait() -> Iterator[list[int]]:
         yield pending
         return
 
-    def hold(number: int, frame: Any) -> None:
+    def defer(number: int, frame: Any) -> None:
         if pending and processes.size() == 1:
             raise KeyboardInterrupt
         pending.append(number)
 
-    before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield pending
     finally:

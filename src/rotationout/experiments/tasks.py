@@ -14,7 +14,7 @@ from .classification import Classification, ClassificationConfig, load_images
 from .config import Config
 from .detection.config import DetectionConfig
 from .images.config import ImagesConfig
-from .images.training import ImageClassification, load_pictures
+from .images.training import ImageClassification, load_image_data
 from .run import Run
 from .speech.recognition import Recognition, SpeechConfig, load_speech
 
@@ -78,7 +78,7 @@ TASKS: dict[type[Config], Task] = {
     ImagesConfig: Task(
         title="image folders",
         data="a folder with train/<class>/ and val/<class>/, or what `rotationout images` wrote",
-        load=load_pictures,
+        load=load_image_data,
         run=ImageClassification,
         table=_later("..report.table2:table2"),
         prose=_later("..report.table2:prose"),
@@ -88,7 +88,7 @@ TASKS: dict[type[Config], Task] = {
     DetectionConfig: Task(
         title="object detection",
         data="a folder in COCO's layout, with annotations/instances_<split>.json and images",
-        load=_later(".detection.training:load_album"),
+        load=_later(".detection.training:load_detection_data"),
         run=_later(".detection.training:Detection"),
         table=_later("..report.table3:table3"),
         prose=_later("..report.table3:prose"),

@@ -14,7 +14,7 @@ from . import processes
 from .config import Config
 from .problems import Problem
 from .run import Run
-from .sources import NOBODY, Source
+from .sources import NO_IMAGE, Source
 
 __all__ = ["VisionConfig", "VisionRun", "channels_last"]
 
@@ -52,8 +52,8 @@ class VisionRun(Run, Generic[Data]):
         device: the device to train on.
 
     Attributes:
-        learnt: the source of training batches.
-        tested: the source of test batches.
+        train_source: the source of training batches.
+        test_source: the source of test batches.
         plan: the plan of the current epoch, see `rotationout.experiments.sources`.
     """
 
@@ -64,11 +64,11 @@ class VisionRun(Run, Generic[Data]):
     def __init__(self, config: VisionConfig, train: Data, test: Data, device: torch.device) -> None:
         if len(train) < config.batch:
             raise ValueError(f"there are {len(train)} training images, fewer than a batch of {config.batch}")
-        self.train, self.examined = train, test
+        self.train_images, self.test_images = train, test
         super().__init__(config, device)
-        self.learnt = self.build_source(train, self.share.stop - self.share.start)
-        self.tested = self.build_source(test, min(self.test_rows, -(-len(test) // processes.size())))
-        self.plan = self.learnt.still()[:0]
+        self.train_source = self.build_source(train, self.share.stop - self.share.start)
+        self.test_source = self.build_source(test, min(self.test_rows, -(-len(test) // processes.size())))
+        self.plan = self.train_source.fixed_plan()[:0]
 
     @abc.abstractmethod
     def build_source(self, images: Data, rows: int) -> Source:
@@ -77,7 +77,7 @@ class VisionRun(Run, Generic[Data]):
     @property
     def steps_per_epoch(self) -> int:
         """The number of whole batches of training images; what is left over is not used in this epoch."""
-        return len(self.train) // self.config.batch
+        return len(self.train_images) // self.config.batch
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
@@ -92,37 +92,38 @@ class VisionRun(Run, Generic[Data]):
 
     def begin_epoch(self) -> None:
         """Draw a plan: a new order of the training images, and a random crop for each."""
-        self.plan = self.learnt.draw(self.shuffler)
+        self.plan = self.train_source.draw(self.shuffler)
         self._follow_plan()
 
     def _follow_plan(self) -> None:
         used = self.plan[: self.steps_per_epoch * self.config.batch]
-        self.learnt.begin(used.unflatten(0, (-1, self.config.batch))[:, self.share])
+        self.train_source.begin(used.unflatten(0, (-1, self.config.batch))[:, self.share])
 
     def take_batch(self, place: int) -> None:
-        """Make batch number ``place`` the current one of ``learnt``."""
-        self.learnt.take(place)
+        """Make batch number ``place`` the current one of ``train_source``."""
+        self.train_source.take(place)
 
     def test_batches(self) -> Iterator[Tensor]:
-        """Make each batch of this process's part of the test the current one of ``tested``, and yield its rows.
+        """Make each batch of this process's part of the test the current one of ``test_source``, and yield its rows.
 
-        All batches have the same number of rows, and all processes the same number of batches: `NOBODY` fills them up.
+        All batches have the same number of rows, and all processes the same number of batches: rows of `NO_IMAGE` fill
+        them up.
         """
-        plan, rows = self.tested.still(), self.tested.rows
+        plan, rows = self.test_source.fixed_plan(), self.test_source.rows
         filling = plan[:1].repeat(-len(plan) % (rows * processes.size()), 1)
-        filling[:, 0] = NOBODY
+        filling[:, 0] = NO_IMAGE
         mine = torch.cat([plan, filling]).unflatten(0, (-1, processes.size(), rows))[:, processes.rank()]
-        self.tested.begin(mine)
+        self.test_source.begin(mine)
         for place, batch in enumerate(mine):
-            self.tested.take(place)
+            self.test_source.take(place)
             yield batch
 
-    def met(self) -> tuple[list[Problem], list[str]]:
+    def gather_problems(self) -> tuple[list[Problem], list[str]]:
         """The bad images, and the names of converted ones, that any process has read so far, without duplicates.
 
         All processes must call this at the same time.
         """
-        sources = (self.learnt, self.tested)
+        sources = (self.train_source, self.test_source)
         problems = processes.gather([problem for source in sources for problem in source.problems])
         converted = processes.gather([name for source in sources for name in source.converted])
         each = {(problem.split, problem.name): problem for part in problems for problem in part}
@@ -130,9 +131,9 @@ class VisionRun(Run, Generic[Data]):
 
     def state(self) -> dict[str, Any]:
         """The state of `Run`, with the plan of this epoch, and the images found to be bad or not in RGB."""
-        problems, converted = self.met()
-        met = {"problems": [asdict(problem) for problem in problems], "converted": converted}
-        return {**super().state(), "plan": self.plan, **met}
+        problems, converted = self.gather_problems()
+        found = {"problems": [asdict(problem) for problem in problems], "converted": converted}
+        return {**super().state(), "plan": self.plan, **found}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
@@ -141,9 +142,9 @@ class VisionRun(Run, Generic[Data]):
         if len(self.plan):
             self._follow_plan()
         problems = [Problem(**problem) for problem in state.get("problems", [])]
-        for source in (self.learnt, self.tested):
+        for source in (self.train_source, self.test_source):
             source.problems = [problem for problem in problems if problem.split == source.split]
-        self.learnt.converted = set(state.get("converted", []))
+        self.train_source.converted = set(state.get("converted", []))
 
 
 def channels_last(network: nn.Module) -> nn.Module:

@@ -47,7 +47,7 @@ class Share:
         folder: the folder of the records.
         checkpoints: the folder of the checkpoints of unfinished runs.
         together: how many runs each process does at the same time.
-        ends: stop, with checkpoints, at this `time.time`.
+        deadline: stop, with checkpoints, at this `time.time`.
         tensorboard: the folder of TensorBoard scalars, or None for none.
         place: the number of this process, from 0.
         count: the number of processes.
@@ -67,7 +67,7 @@ class Share:
     folder: Path
     checkpoints: Path
     together: int = 1
-    ends: float = float("inf")
+    deadline: float = float("inf")
     tensorboard: Path | None = None
     place: int = 0
     count: int = 1
@@ -109,14 +109,14 @@ def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config
         done = len(work.configs) - len(missing)
         print(f"{done} of {len(work.configs)} runs have a record already", file=lines, flush=True)
     children: list[_Child] = []
-    with _passed_on(children) as interrupts:
+    with _forwarded_signals(children) as interrupts:
         try:
-            with _deaf_to_the_terminal():
+            with _sigint_ignored():
                 for share in shares:
                     children.append(_Child(share))
             for child in children if interrupts else []:  # those that had not started when the signal came
                 child.stop()
-            _follow(children, lines)
+            _print_lines(children, lines)
         finally:
             for child in children:
                 child.end()
@@ -132,12 +132,12 @@ class _Child:
     def __init__(self, share: Share) -> None:
         spawn = multiprocessing.get_context("spawn")  # a fork could not use the GPU
         self.share = share
-        self.ear, mouth = spawn.Pipe(duplex=False)
+        self.receiver, sender = spawn.Pipe(duplex=False)
         self.error: Exception | None = None
-        self.death: str | None = None
-        self.process: SpawnProcess = spawn.Process(target=_work, args=(share, mouth), name=share.name)
+        self.exit_message: str | None = None
+        self.process: SpawnProcess = spawn.Process(target=_worker_main, args=(share, sender), name=share.name)
         self.process.start()
-        mouth.close()  # so that the pipe ends with the process
+        sender.close()  # so that the pipe ends with the process
 
     def stop(self) -> None:
         """Ask it to write checkpoints and end; called again, to end at once."""
@@ -148,34 +148,34 @@ class _Child:
         """Stop it if it is still running, and wait for its end."""
         self.stop()
         self.process.join()
-        self.ear.close()
+        self.receiver.close()
 
-    def listen(self) -> str | None:
+    def receive(self) -> str | None:
         """The next line that it sends, or None if it has ended; the error that ended it is kept in ``error``."""
         try:
-            heard = self.ear.recv()
+            message = self.receiver.recv()
         except EOFError:
             self.process.join()
             if self.process.exitcode and self.error is None:
-                self.death = f"ended with exit code {self.process.exitcode}"
-                self.error = ChildProcessError(self.death)
+                self.exit_message = f"ended with exit code {self.process.exitcode}"
+                self.error = ChildProcessError(self.exit_message)
             return None
-        if isinstance(heard, Exception):
-            self.error = heard
-            return str(heard) or repr(heard)
-        return str(heard)
+        if isinstance(message, Exception):
+            self.error = message
+            return str(message) or repr(message)
+        return str(message)
 
 
-def _follow(children: Sequence[_Child], out: TextIO) -> None:
+def _print_lines(children: Sequence[_Child], out: TextIO) -> None:
     """Print the lines that the children send, until all have ended."""
-    speaking = {child.ear: child for child in children}
-    while speaking:
-        for ear in connection.wait(list(speaking)):
-            child = speaking[ear]  # type: ignore[index]
-            line = child.listen()
+    by_receiver = {child.receiver: child for child in children}
+    while by_receiver:
+        for receiver in connection.wait(list(by_receiver)):
+            child = by_receiver[receiver]  # type: ignore[index]
+            line = child.receive()
             if line is None:
-                del speaking[ear]  # type: ignore[arg-type]
-                line = child.death
+                del by_receiver[receiver]  # type: ignore[arg-type]
+                line = child.exit_message
             if line is not None:
                 print(f"{child.share.name}: {line}", file=out, flush=True)
 
@@ -192,19 +192,19 @@ def _raise_errors(children: Sequence[_Child]) -> None:
 
 
 @contextmanager
-def _passed_on(children: Sequence[_Child]) -> Iterator[list[int]]:
+def _forwarded_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
     """Pass SIGINT (Ctrl-C) and SIGTERM on to the children, and collect them in a list."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
         yield received
         return
 
-    def pass_on(number: int, frame: Any) -> None:
+    def forward(number: int, frame: Any) -> None:
         received.append(number)
         for child in children:
             child.stop()
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
@@ -213,7 +213,7 @@ def _passed_on(children: Sequence[_Child]) -> Iterator[list[int]]:
 
 
 @contextmanager
-def _deaf_to_the_terminal() -> Iterator[None]:
+def _sigint_ignored() -> Iterator[None]:
     """Processes started inside this context ignore Ctrl-C; their parent passes it on to them."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -225,7 +225,7 @@ def _deaf_to_the_terminal() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(share: Share, mouth: connection.Connection) -> None:
+def _worker_main(share: Share, sender: connection.Connection) -> None:
     """The main function of a worker process."""
     if hasattr(os, "setsid"):
         os.setsid()  # else Ctrl-C would reach it twice: from the terminal, and from its parent
@@ -241,14 +241,14 @@ def _work(share: Share, mouth: connection.Connection) -> None:
                 checkpoints=share.checkpoints,
                 together=share.together,
                 siblings=share.count,
-                limit_seconds=share.ends - time.time(),
+                limit_seconds=share.deadline - time.time(),
                 tensorboard=share.tensorboard,
-                out=cast(TextIO, _Spoken(mouth)),
+                out=cast(TextIO, _LineSender(sender)),
             )
     except KeyboardInterrupt:
         return  # checkpoints are written; the parent sees from the records what is left
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        mouth.send(error if type(error).__module__ == "builtins" else ChildProcessError(str(error)))
+        sender.send(error if type(error).__module__ == "builtins" else ChildProcessError(str(error)))
 
 
 def _stop_with_parent() -> None:
@@ -259,18 +259,18 @@ def _stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Spoken(io.TextIOBase):
+class _LineSender(io.TextIOBase):
     """A text stream that sends every line through a pipe."""
 
-    def __init__(self, mouth: connection.Connection) -> None:
-        self._mouth, self._line = mouth, ""
+    def __init__(self, sender: connection.Connection) -> None:
+        self._sender, self._line = sender, ""
 
     def write(self, text: str) -> int:
         """Send all complete lines."""
         *lines, self._line = f"{self._line}{text}".split("\n")
         for line in lines:
             try:
-                self._mouth.send(line)
+                self._sender.send(line)
             except BrokenPipeError:  # the parent has died, and this process is about to be stopped
                 break
         return len(text)

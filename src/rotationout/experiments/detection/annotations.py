@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..problems import Problem, UnusableError, refuse_if_many, report_all
 
-__all__ = ["Split", "corners", "image_folder", "read_annotations", "read_split", "truth"]
+__all__ = ["Split", "corners", "ground_truth", "image_folder", "read_annotations", "read_split"]
 
 LEAST_SIDE = 1e-3
 """The smallest side of a usable box, in pixels."""
@@ -66,18 +66,18 @@ class Split:
         return len(self.ids)
 
     @property
-    def most(self) -> int:
+    def max_boxes(self) -> int:
         """The largest number of boxes in an image."""
         return int(self.starts.diff().max())
 
-    def marked(self, index: int, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """The boxes of an image, (most, 4), and their labels, (most,), padded with zeros and with −1.
+    def padded_boxes(self, index: int, max_boxes: int | None = None) -> tuple[Tensor, Tensor]:
+        """The boxes of an image, (max_boxes, 4), and their labels, (max_boxes,), padded with zeros and with −1.
 
-        ``most`` is by default that of the split.
+        ``max_boxes`` is by default that of the split.
         """
-        most = self.most if most is None else most
+        max_boxes = self.max_boxes if max_boxes is None else max_boxes
         begin, end = self.starts[index : index + 2].tolist()
-        boxes, labels = torch.zeros(most, 4), torch.full((most,), -1)
+        boxes, labels = torch.zeros(max_boxes, 4), torch.full((max_boxes,), -1)
         boxes[: end - begin], labels[: end - begin] = self.boxes[begin:end], self.labels[begin:end]
         return boxes, labels
 
@@ -203,7 +203,7 @@ def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) 
     return image, (corners(annotation.get("bbox"), images[image]["width"], images[image]["height"]), labels[category])
 
 
-def truth(source: Path) -> dict[str, Any]:
+def ground_truth(source: Path) -> dict[str, Any]:
     """The ground truth for scoring: the annotation file without unusable boxes, but with crowds.
 
     Boxes are not clipped; ids of annotations are numbered from 1, as pycocotools needs them.

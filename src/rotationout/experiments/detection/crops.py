@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["cut", "draw_plans", "move", "restore", "still_plans"]
+__all__ = ["cut", "draw_plans", "fixed_plans", "move", "restore"]
 
 FILL = (124, 116, 104)
 """The mean of ImageNet's pixels as bytes: about zero after normalisation."""
@@ -37,7 +37,7 @@ def draw_plans(count: int, scales: tuple[int, int], generator: torch.Generator) 
     return plans
 
 
-def still_plans(count: int, window: int) -> Tensor:
+def fixed_plans(count: int, window: int) -> Tensor:
     """Plans for tests: images scaled to the window, in its upper left corner, not mirrored."""
     return torch.tensor([float(window), 0, 0, 0]).expand(count, 4)
 
@@ -90,7 +90,7 @@ def move(boxes: Tensor, labels: Tensor, sizes: Tensor, plans: Tensor, window: in
 
 
 def restore(boxes: Tensor, size: Tensor, window: int) -> Tensor:
-    """Map boxes (K, 4) in the window of `still_plans` back to the image, and clip them to it."""
+    """Map boxes (K, 4) in the window of `fixed_plans` back to the image, and clip them to it."""
     height, width = size.tolist()
     found = boxes * (max(height, width) / window)
     return torch.stack([found[:, 0::2].clamp(0, width), found[:, 1::2].clamp(0, height)], dim=2).flatten(1)

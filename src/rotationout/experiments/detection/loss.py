@@ -11,18 +11,18 @@ from torch import Tensor
 from torchvision.models.detection._utils import encode_boxes
 from torchvision.ops import box_iou, sigmoid_focal_loss
 
-__all__ = ["BETWEEN", "NOTHING", "detection_loss", "match"]
+__all__ = ["BACKGROUND", "IGNORED", "detection_loss", "match"]
 
-OBJECT, BACKGROUND = 0.5, 0.4
+FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.4
 """An anchor with at least the first overlap (IoU) is matched to a box; below the second it is background; in between it
 has no part in the loss."""
-NOTHING, BETWEEN = -1, -2
+BACKGROUND, IGNORED = -1, -2
 """What `match` returns for background, and for anchors in between."""
 
 
 @torch.no_grad()
 def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
-    """Match every anchor to a box of its image: the index of the box, or `NOTHING`, or `BETWEEN`, (N, A).
+    """Match every anchor to a box of its image: the index of the box, or `BACKGROUND`, or `IGNORED`, (N, A).
 
     An anchor is matched to the box that it overlaps most, if that is at least `OBJECT`. The anchors that overlap a box
     most are matched even if that overlap is small.
@@ -40,7 +40,7 @@ def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     overlaps = box_iou(boxes.reshape(-1, 4), anchors).view(images, most, -1)
     overlaps = torch.where((labels >= 0).unsqueeze(2), overlaps, -1.0)
     best, nearest = overlaps.max(1)
-    matched = nearest.masked_fill(best < OBJECT, BETWEEN).masked_fill(best < BACKGROUND, NOTHING)
+    matched = nearest.masked_fill(best < FOREGROUND_IOU, IGNORED).masked_fill(best < BACKGROUND_IOU, BACKGROUND)
     peak = overlaps.amax(2, keepdim=True)
     wanted = ((overlaps == peak) & (peak > 0)).any(1)
     return torch.where(wanted, nearest, matched)
@@ -77,7 +77,7 @@ def detection_loss(
     kind = labels.gather(1, box)
     target = (kind.unsqueeze(2) == torch.arange(classes, device=logits.device)) & found.unsqueeze(2)
     focal = sigmoid_focal_loss(logits, target.to(logits.dtype), alpha, gamma)
-    focal = focal.sum(2).masked_fill(matched == BETWEEN, 0).sum(1)
+    focal = focal.sum(2).masked_fill(matched == IGNORED, 0).sum(1)
 
     own = boxes.gather(1, box.unsqueeze(2).expand(-1, -1, 4))
     every = anchors.expand(images, -1, -1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import results
 from ..records import readable
-from .annotations import truth
+from .annotations import ground_truth
 
 __all__ = ["SUFFIX", "average_precision", "can_score", "pack", "score_records", "unpack"]
 
@@ -70,7 +70,7 @@ def average_precision(source: Path, found: Tensor | Sequence[dict[str, Any]]) ->
         return dict.fromkeys(MEASURES, 0.0)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its timings
         expected = COCO()
-        expected.dataset = truth(source)
+        expected.dataset = ground_truth(source)
         expected.createIndex()
         evaluation = COCOeval(expected, expected.loadRes(plain), "bbox")
         evaluation.evaluate()

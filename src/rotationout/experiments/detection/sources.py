@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..pixels import Normalize, decode, read_all, to_tensor
 from ..problems import UnusableError
-from ..sources import NOBODY, Held
+from ..sources import NO_IMAGE, Held
 from ..streamed import Reader, Streamed
 from . import crops
 from .annotations import Split
@@ -86,8 +86,8 @@ def hold(split: Split, window: int, device: torch.device, *, out: TextIO | None 
     pixels = torch.zeros(len(found), 3, *kept.sizes.amax(0).tolist(), dtype=torch.uint8)
     for place, (image, _) in zip(pixels, found, strict=True):
         place[:, : image.size(1), : image.size(2)] = image
-    marked = [kept.marked(index) for index in range(len(kept))]
-    boxes, labels = (torch.stack(column).to(device) for column in zip(*marked, strict=True))
+    padded = [kept.padded_boxes(index) for index in range(len(kept))]
+    boxes, labels = (torch.stack(column).to(device) for column in zip(*padded, strict=True))
     converted = sum(converted for _, converted in found)
     return HeldSplit(kept, window, pixels.to(device), kept.sizes.to(device), boxes, labels, converted)
 
@@ -111,11 +111,11 @@ class HeldWindows(Held):
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Which image, and what it goes through: (images, 5)."""
-        return _drawn(len(self), self.scales, generator)
+        return _drawn_plan(len(self), self.scales, generator)
 
-    def still(self) -> Tensor:
+    def fixed_plan(self) -> Tensor:
         """Each image as large as the window."""
-        return _still(len(self), self.images.window)
+        return _fixed_plan(len(self), self.images.window)
 
     def batch(self) -> Batch:
         """The current batch, cut out on the device."""
@@ -123,7 +123,7 @@ class HeldWindows(Held):
         sizes = images.sizes[numbers]
         pixels = crops.cut(images.pixels[numbers], sizes, plans, images.window)
         boxes, labels = crops.move(images.boxes[numbers], images.labels[numbers], sizes, plans, images.window)
-        return self._normalize(pixels), boxes, labels, numbers != NOBODY
+        return self._normalize(pixels), boxes, labels, numbers != NO_IMAGE
 
 
 @dataclass(frozen=True)
@@ -155,15 +155,15 @@ class _Windows(Reader):
         self.images, self.split = images, images.split.name
         self.names = [path.name for path in images.split.paths]
         blank = torch.zeros(3, images.window, images.window, dtype=torch.uint8)
-        most = images.split.most
-        self.nobody = blank, torch.zeros(most, 4), torch.full((most,), -1), torch.tensor(False)
+        max_boxes = images.split.max_boxes
+        self.padding = blank, torch.zeros(max_boxes, 4), torch.full((max_boxes,), -1), torch.tensor(False)
 
     def read(self, row: Sequence[Any]) -> tuple[tuple[Tensor, ...], bool]:
         split, window = self.images.split, self.images.window
         index, plan = int(row[0]), torch.tensor([row[1:]])
         pixels, converted = read_image(split, index)
         size = split.sizes[index : index + 1]
-        boxes, labels = (column.unsqueeze(0) for column in split.marked(index))
+        boxes, labels = (column.unsqueeze(0) for column in split.padded_boxes(index))
         seen = crops.cut(pixels.unsqueeze(0), size, plan, window)
         boxes, labels = crops.move(boxes, labels, size, plan, window)
         return (seen[0], boxes[0], labels[0], torch.tensor(True)), converted
@@ -186,11 +186,11 @@ class LoadedWindows(Streamed):
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Which image, and what it goes through: (images, 5)."""
-        return _drawn(len(self), self.scales, generator)
+        return _drawn_plan(len(self), self.scales, generator)
 
-    def still(self) -> Tensor:
+    def fixed_plan(self) -> Tensor:
         """Each image as large as the window."""
-        return _still(len(self), self.images.window)
+        return _fixed_plan(len(self), self.images.window)
 
     def batch(self) -> Batch:
         """The current batch, normalised."""
@@ -198,10 +198,10 @@ class LoadedWindows(Streamed):
         return self._normalize(pixels), boxes, labels, usable
 
 
-def _drawn(count: int, scales: tuple[int, int], generator: torch.Generator) -> Tensor:
+def _drawn_plan(count: int, scales: tuple[int, int], generator: torch.Generator) -> Tensor:
     order = torch.randperm(count, generator=generator)
     return torch.column_stack([order.to(PLAN), crops.draw_plans(count, scales, generator).to(PLAN)])
 
 
-def _still(count: int, window: int) -> Tensor:
-    return torch.column_stack([torch.arange(count, dtype=PLAN), crops.still_plans(count, window).to(PLAN)])
+def _fixed_plan(count: int, window: int) -> Tensor:
+    return torch.column_stack([torch.arange(count, dtype=PLAN), crops.fixed_plans(count, window).to(PLAN)])

@@ -23,13 +23,13 @@ from .network import Detector, load_weights
 from .scoring import SUFFIX, average_precision, can_score, pack
 from .sources import HeldSplit, LoadedSplit, hold
 
-__all__ = ["Album", "Detection", "load_album"]
+__all__ = ["Detection", "DetectionData", "load_detection_data"]
 
 Windows = HeldSplit | LoadedSplit
 
 
 @dataclass(frozen=True)
-class Album:
+class DetectionData:
     """The training images, the test images, and pretrained weights of the backbone, if any."""
 
     train: Windows
@@ -37,7 +37,7 @@ class Album:
     weights: dict[str, Tensor] | None = None
 
 
-def load_album(config: DetectionConfig, data: Path, device: torch.device) -> Album:
+def load_detection_data(config: DetectionConfig, data: Path, device: torch.device) -> DetectionData:
     """Read the annotations of a data set in COCO's layout, and its images if they are to be held on the device."""
     train, test = (read_split(data, split) for split in (config.train_split, config.test_split))
     if train.categories != test.categories:
@@ -46,8 +46,8 @@ def load_album(config: DetectionConfig, data: Path, device: torch.device) -> Alb
         )
     weights = load_weights(data / f"{config.backbone}.pth") if config.initialization == "imagenet" else None
     if config.held:
-        return Album(hold(train, config.crop, device), hold(test, config.crop, device), weights)
-    return Album(LoadedSplit(train, config.crop), LoadedSplit(test, config.crop), weights)
+        return DetectionData(hold(train, config.crop, device), hold(test, config.crop, device), weights)
+    return DetectionData(LoadedSplit(train, config.crop), LoadedSplit(test, config.crop), weights)
 
 
 class Detection(VisionRun[Windows]):
@@ -55,16 +55,16 @@ class Detection(VisionRun[Windows]):
 
     Args:
         config: what to run.
-        album: the training images and the test images.
+        data: the training images and the test images.
         device: the device to train on.
     """
 
     config: DetectionConfig
 
-    def __init__(self, config: DetectionConfig, album: Album, device: torch.device) -> None:
-        self.album = album
+    def __init__(self, config: DetectionConfig, data: DetectionData, device: torch.device) -> None:
+        self.data = data
         self.test_rows = config.batch // processes.size()  # test crops are as large as those of training
-        super().__init__(config, album.train, album.test, device)
+        super().__init__(config, data.train, data.test, device)
         self.levels = [level.to(device) for level in self.detector.anchors(config.crop)]
         self.anchors = torch.cat(self.levels)
         self.found = torch.empty(0, len(COLUMNS), dtype=torch.float64)
@@ -84,16 +84,16 @@ class Detection(VisionRun[Windows]):
     @property
     def facts(self) -> dict[str, Any]:
         """The numbers of images and boxes, what was left out, and the detections in a few test images."""
-        train, test = self.album.train.split, self.album.test.split
-        met, converted = self.met()
-        bad = Counter(problem.split for problem in met)
+        train, test = self.data.train.split, self.data.test.split
+        read_problems, converted = self.gather_problems()
+        bad = Counter(problem.split for problem in read_problems)
         return {
             "train_images": len(train) - bad[train.name],
             "test_images": len(test) - bad[test.name],
             "train_boxes": len(train.boxes),
             "test_boxes": len(test.boxes),
-            **problems.facts([*train.problems, *test.problems, *met]),
-            "converted": self.album.train.converted + self.album.test.converted + len(converted),
+            **problems.facts([*train.problems, *test.problems, *read_problems]),
+            "converted": self.data.train.converted + self.data.test.converted + len(converted),
             "shown": examples(test, self.found),
         }
 
@@ -120,9 +120,9 @@ class Detection(VisionRun[Windows]):
         """RetinaNet with its noise, in channels_last."""
         config = self.config
         network = Detector(
-            len(self.album.train.split.categories),
+            len(self.data.train.split.categories),
             config.backbone,
-            weights=self.album.weights,
+            weights=self.data.weights,
             **config.backbone_options,
         )
         if config.noise != "none":
@@ -139,7 +139,7 @@ class Detection(VisionRun[Windows]):
 
     def batch_loss(self) -> Tensor:
         """RetinaNet's loss, the mean over the batch; an image that could not be read contributes zero."""
-        images, boxes, labels, usable = self.learnt.batch()
+        images, boxes, labels, usable = self.train_source.batch()
         logits, deltas = self.network(images)
         return (self._losses(logits.float(), deltas.float(), boxes, labels) * usable).mean()
 
@@ -147,13 +147,13 @@ class Detection(VisionRun[Windows]):
         """The loss and the average precision on the test images, which the processes share."""
         if len(self.losses) % self.config.test_every and not self.finished:
             return {}
-        loss, count, found = self._see_test_images()
+        loss, count, found = self._evaluate()
         parts = processes.gather((loss, count, found))
         self.found = torch.cat([part[2] for part in parts])
         self.found = self.found[self.found[:, 0].argsort(stable=True)]
         scores = {"test_loss_curve": sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))}
         if can_score():
-            precision = average_precision(self.album.test.split.source, self.found)
+            precision = average_precision(self.data.test.split.source, self.found)
             scores |= {f"{name}_curve": value for name, value in precision.items()}
         return scores
 
@@ -171,13 +171,13 @@ class Detection(VisionRun[Windows]):
         return detection_loss(logits, deltas, self.anchors, boxes, labels, alpha=config.alpha, gamma=config.gamma)
 
     @torch.no_grad()
-    def _see_test_images(self) -> tuple[float, int, Tensor]:
+    def _evaluate(self) -> tuple[float, int, Tensor]:
         """For this process's part of the test images: the sum of their losses, their number, and the detections."""
         self.network.eval()
-        split, side = self.album.test.split, self.config.crop
+        split, side = self.data.test.split, self.config.crop
         losses, count, found = torch.zeros((), device=self.device), 0, [self.found[:0]]
         for rows in self.test_batches():
-            images, boxes, labels, usable = self.tested.batch()
+            images, boxes, labels, usable = self.test_source.batch()
             with self.autocast():
                 logits, deltas = (part.float() for part in self.network(images))
             losses += (self._losses(logits, deltas, boxes, labels) * usable).sum()

@@ -121,7 +121,7 @@ class HeldSource(Held):
         order = torch.randperm(len(self), generator=generator)
         return torch.cat([order.unsqueeze(1), draw_boxes(self.images.sizes[order], generator)], dim=1)
 
-    def still(self) -> Tensor:
+    def fixed_plan(self) -> Tensor:
         """The number of each image and the square in its middle, (images, 6)."""
         numbers = torch.arange(len(self)).unsqueeze(1)
         return torch.cat([numbers, centre_boxes(self.images.sizes, self.images.size)], dim=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..pixels import Normalize, to_tensor
 from ..problems import Problem
-from ..sources import NOBODY
+from ..sources import NO_IMAGE
 from ..streamed import Reader, Streamed
 from .crops import draw_boxes
 from .files import Files
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedImages", "LoadedSource"]
 
-STILL = -1
+CENTRE_CROP = -1
 """In the plan, instead of the seed of a random crop: take the middle of the image."""
 
 
@@ -58,7 +58,7 @@ class _Crops(Reader):
         self.images = images
         self.split, self.names = images.files.split, images.files.names
         blank = torch.zeros(3, images.size, images.size, dtype=torch.uint8)
-        self.nobody = blank, torch.tensor(NOBODY)
+        self.padding = blank, torch.tensor(NO_IMAGE)
 
     def read(self, row: Sequence[int]) -> tuple[tuple[Tensor, ...], bool]:
         number, seed = row
@@ -69,7 +69,7 @@ class _Crops(Reader):
         from torchvision.transforms.v2 import functional as V
 
         size = [self.images.size] * 2
-        if seed == STILL:
+        if seed == CENTRE_CROP:
             return V.center_crop(V.resize(image, [self.images.short]), size)  # type: ignore[no-any-return]
         box = draw_boxes(torch.tensor([[image.height, image.width]]), torch.Generator().manual_seed(seed))
         *place, mirrored = box[0].tolist()
@@ -95,9 +95,9 @@ class LoadedSource(Streamed):
         order = torch.randperm(len(self), generator=generator)
         return torch.stack([order, torch.randint(2**62, (len(self),), generator=generator)], dim=1)
 
-    def still(self) -> Tensor:
-        """The number of each image, and `STILL`, (images, 2)."""
-        return torch.stack([torch.arange(len(self)), torch.full((len(self),), STILL)], dim=1)
+    def fixed_plan(self) -> Tensor:
+        """The number of each image, and `CENTRE_CROP`, (images, 2)."""
+        return torch.stack([torch.arange(len(self)), torch.full((len(self),), CENTRE_CROP)], dim=1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """The current batch, normalised, and its labels."""

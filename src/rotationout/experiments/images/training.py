@@ -24,10 +24,10 @@ from .held import hold
 from .loaded import LoadedImages
 from .network import build_network
 
-__all__ = ["ImageClassification", "ImageData", "Pictures", "load_pictures"]
+__all__ = ["ImageClassification", "ImageData", "ImageSplit", "load_image_data"]
 
 
-class Pictures(Protocol):
+class ImageSplit(Protocol):
     """The images of a split: `HeldImages` or `LoadedImages`."""
 
     @property
@@ -48,25 +48,25 @@ class Pictures(Protocol):
 class ImageData:
     """The training images, the test images and the names of the classes."""
 
-    train: Pictures
-    test: Pictures
+    train: ImageSplit
+    test: ImageSplit
     classes: tuple[str, ...]
 
 
-def load_pictures(config: ImagesConfig, data: Path, device: torch.device) -> ImageData:
+def load_image_data(config: ImagesConfig, data: Path, device: torch.device) -> ImageData:
     """Open the images of a config, in folders or packed (`rotationout.experiments.images.files`)."""
     train, test = (open_split(data, split) for split in (config.train_split, config.test_split))
     check_classes(train, test)
 
-    def pictures(files: Files) -> Pictures:
+    def opened(files: Files) -> ImageSplit:
         if config.held:
             return hold(files, config.size, config.short_side, device)
         return LoadedImages(files, config.size, config.short_side)
 
-    return ImageData(pictures(train), pictures(test), tuple(train.classes))
+    return ImageData(opened(train), opened(test), tuple(train.classes))
 
 
-class ImageClassification(Classifier[Pictures]):
+class ImageClassification(Classifier[ImageSplit]):
     """A run on a folder of images.
 
     Args:
@@ -89,7 +89,7 @@ class ImageClassification(Classifier[Pictures]):
     def facts(self) -> dict[str, Any]:
         """The numbers of images and classes, what was left out, and the training speed."""
         train, test = self.data.train, self.data.test
-        problems, converted = self.met()
+        problems, converted = self.gather_problems()
         bad = Counter(problem.split for problem in problems)
         return {
             "train_images": len(train) - bad[self.config.train_split],
@@ -104,7 +104,7 @@ class ImageClassification(Classifier[Pictures]):
         """ResNet-50 with its noise, an output for every class, in channels_last."""
         return channels_last(build_network(self.config, len(self.data.classes)))
 
-    def build_source(self, images: Pictures, rows: int) -> Source:
+    def build_source(self, images: ImageSplit, rows: int) -> Source:
         """The source of these images, held on the device or read from the disk."""
         return images.source(rows, self.device)
 

@@ -69,7 +69,7 @@ def combine_kernel(
     mean = tl.sum(means * some, 0) / count
     apart = means - mean[None, :]
     square = tl.sum(squares + apart * apart * some, 0)
-    keep(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
+    store_statistics(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
     if tl.program_id(0) == 0:
         tl.store(batches, tl.load(batches) + 1)
 
@@ -125,11 +125,11 @@ def finish(
     apart = tl.sum(once, 0) / count
     square = tl.sum(squared, 0) - count * apart * apart
     square = tl.where(square < 0, 0.0, square)  # negative by rounding only; NaN stays NaN
-    keep(old + apart, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
+    store_statistics(old + apart, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
 
 
 @triton.jit
-def keep(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C: tl.constexpr):
+def store_statistics(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C: tl.constexpr):
     """Store mean and 1/√(var + ε) of channels c to saved (2, C), and update the moving averages.
 
     The old running mean must have been loaded before the sums: no thread may read it after another has written the new
@@ -183,7 +183,7 @@ def channels(saved, weight, bias, C: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def kept_channels(mean, var, weight, bias, eps, C: tl.constexpr, BLOCK_C: tl.constexpr):
+def eval_channels(mean, var, weight, bias, eps, C: tl.constexpr, BLOCK_C: tl.constexpr):
     """Mean, γ/√(var + ε) and β of all channels, with the running statistics of a layer in eval mode."""
     c = tl.arange(0, BLOCK_C)
     factor = tl.load(weight + c, mask=c < C, other=0.0) / tl.sqrt(tl.load(var + c, mask=c < C, other=1.0) + eps)
@@ -197,15 +197,15 @@ def scaled(distance, factor, offset):
 
 
 @triton.jit
-def passed(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr):
+def load_masked_gradient(gradient, y, distance, factor, offset, at, inside, MASK: tl.constexpr):
     """Load the gradient of y, and mask it by the ReLU."""
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     shown = tl.load(y + at, mask=inside, other=0.0) if MASK == "output" else distance
-    return let_through(g, shown, distance, factor, offset, y.dtype.element_ty, MASK)
+    return mask_gradient(g, shown, distance, factor, offset, y.dtype.element_ty, MASK)
 
 
 @triton.jit
-def let_through(g, shown, distance, factor, offset, kind: tl.constexpr, MASK: tl.constexpr):
+def mask_gradient(g, shown, distance, factor, offset, kind: tl.constexpr, MASK: tl.constexpr):
     """Mask a gradient g by the ReLU: by the shown y, or recomputed from the distance of x from its mean.
 
     The recomputed mask is that of y as it was stored: in fp16, values up to half of the least number became zero.
@@ -248,7 +248,7 @@ def sums_kernel(
     for step in range(STEPS):
         at, inside = tile((part * STEPS + step) * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
         distance = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
-        g = passed(gradient, y, distance, factor, offset, at, inside, MASK)
+        g = load_masked_gradient(gradient, y, distance, factor, offset, at, inside, MASK)
         if STORED:
             tl.store(kept + at, g.to(kept.dtype.element_ty), mask=inside)
         alone += g
@@ -279,7 +279,7 @@ def gradient_kernel(
     mean, scale, factor, offset = channels(saved, weight, bias, C, BLOCK_C)
     at, inside = tile(tl.program_id(0) * BLOCK_P, count, C, BLOCK_P, BLOCK_C)
     distance = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
-    g = passed(gradient, y, distance, factor, offset, at, inside, MASK)
+    g = load_masked_gradient(gradient, y, distance, factor, offset, at, inside, MASK)
     c = tl.arange(0, BLOCK_C)
     level = tl.load(totals + c, mask=c < C, other=0.0) / count
     slope = tl.load(totals + C + c, mask=c < C, other=0.0) * scale / count

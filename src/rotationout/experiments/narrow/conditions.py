@@ -15,7 +15,16 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ...kernels.dispatch import HAS_TRITON
 
-__all__ = ["convolves", "is_ready", "normalises", "passes", "precision_of", "settles", "stride_of", "sums_for"]
+__all__ = [
+    "can_apply_norm",
+    "can_convolve",
+    "can_normalise",
+    "is_identity",
+    "is_ready",
+    "precision_of",
+    "stride_of",
+    "sums_for",
+]
 
 MULTIPLE, MOST = 16, 64
 """The kernels need numbers of channels that are multiples of the first, and at most the second."""
@@ -37,7 +46,7 @@ These four are switches for tests and benchmarks.
 """
 
 
-def convolves(convolution: nn.Module, x: Tensor) -> bool:
+def can_convolve(convolution: nn.Module, x: Tensor) -> bool:
     """Whether a kernel can do this convolution of x."""
     if not isinstance(convolution, nn.Conv2d) or not _available(convolution, nn.Conv2d, x):
         return False
@@ -57,20 +66,20 @@ def convolves(convolution: nn.Module, x: Tensor) -> bool:
 def sums_for(norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual: Tensor | None) -> Any:
     """The origin of a convolution's sums for the norm after it: the norm's running mean, or None if there are no sums.
 
-    A `Behind` instead of the running mean means that the convolution also finishes the statistics.
+    A `TrainingNorm` instead of the running mean means that the convolution also finishes the statistics.
     """
     if not SUMMED or not isinstance(norm, nn.BatchNorm2d) or not norm.training or norm.running_mean is None:
         return None
     if norm.num_features != convolution.out_channels or norm.running_mean.dtype != torch.float32:
         return None
     layer: Any = norm  # with all that it may lack
-    shape = _shape_behind(convolution, x)
-    if not (LAST and _available(norm, nn.BatchNorm2d, x) and _takes(norm, shape, precision_of(x), residual)):
+    shape = _output_shape(convolution, x)
+    if not (LAST and _available(norm, nn.BatchNorm2d, x) and _norm_fits(norm, shape, precision_of(x), residual)):
         return layer.running_mean
-    from .convolving import Behind
+    from .convolving import TrainingNorm
 
     kept = layer.running_mean, layer.running_var, layer.num_batches_tracked
-    return Behind(*kept, _counter(norm), layer.eps, layer.momentum)
+    return TrainingNorm(*kept, _counter(norm), layer.eps, layer.momentum)
 
 
 def _counter(norm: nn.BatchNorm2d) -> Tensor:
@@ -91,14 +100,14 @@ def _counter(norm: nn.BatchNorm2d) -> Tensor:
 _counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
-def normalises(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+def can_normalise(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels can do this norm of x, with this residual."""
     if not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x):
         return False
-    return _takes(norm, tuple(x.shape), x.dtype, residual)
+    return _norm_fits(norm, tuple(x.shape), x.dtype, residual)
 
 
-def _takes(norm: nn.BatchNorm2d, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor | None) -> bool:
+def _norm_fits(norm: nn.BatchNorm2d, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor | None) -> bool:
     """Whether the kernels can do this norm of such maps: it uses batch statistics and keeps moving averages of them."""
     if not norm.training or not _narrow(norm.num_features) or norm.num_features != shape[1]:
         return False
@@ -109,26 +118,26 @@ def _takes(norm: nn.BatchNorm2d, shape: tuple[int, ...], dtype: torch.dtype, res
     return alike and math.prod(shape) > shape[1]  # for a single value torch raises its error
 
 
-def settles(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+def can_apply_norm(convolution: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernel of this convolution can apply this norm: it is in eval mode, and gradients are off."""
-    if not SETTLED or torch.is_grad_enabled() or type(norm) is not nn.BatchNorm2d or norm.training or _watched(norm):
+    if not SETTLED or torch.is_grad_enabled() or type(norm) is not nn.BatchNorm2d or norm.training or _has_hooks(norm):
         return False
     if norm.running_mean is None or norm.running_var is None or not norm.affine:
         return False
     kept = norm.running_mean, norm.running_var, norm.weight, norm.bias
     if any(tensor.dtype != torch.float32 for tensor in kept) or norm.num_features != convolution.out_channels:
         return False
-    return residual is None or (residual.shape == _shape_behind(convolution, x) and residual.dtype == precision_of(x))
+    return residual is None or (residual.shape == _output_shape(convolution, x) and residual.dtype == precision_of(x))
 
 
 def _available(module: nn.Module, kind: type[nn.Module], x: Tensor) -> bool:
     """Whether the kernels can take such maps here, and the module is exactly of this class and has no hooks."""
-    if torch.compiler.is_compiling() or type(module) is not kind or _watched(module):
+    if torch.compiler.is_compiling() or type(module) is not kind or _has_hooks(module):
         return False
     return _on_gpu(x) and x.ndim == 4 and x.dtype in PRECISIONS and _counted(x)
 
 
-def _watched(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, which the kernels would not call."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or _has_any_global_hook()
@@ -140,7 +149,7 @@ def stride_of(convolution: nn.Module) -> int:
     return int(stride[0])
 
 
-def _shape_behind(convolution: nn.Module, x: Tensor) -> tuple[int, ...]:
+def _output_shape(convolution: nn.Module, x: Tensor) -> tuple[int, ...]:
     """The shape of the output of a convolution that keeps sizes or halves them."""
     stride, channels = stride_of(convolution), convolution.out_channels
     return x.size(0), int(channels), x.size(2) // stride, x.size(3) // stride  # type: ignore[arg-type]
@@ -187,10 +196,10 @@ def _dense(weight: Tensor) -> bool:
     return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def passes(module: nn.Module) -> bool:
+def is_identity(module: nn.Module) -> bool:
     """Whether a module is the identity, and has no hooks.
 
-    >>> passes(nn.Identity()), passes(nn.ReLU())
+    >>> is_identity(nn.Identity()), is_identity(nn.ReLU())
     (True, False)
     """
-    return type(module) is nn.Identity and not _watched(module)
+    return type(module) is nn.Identity and not _has_hooks(module)

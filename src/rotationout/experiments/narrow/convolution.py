@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .adding import add_up
-from .convolving import Behind, convolve
-from .handing import Before, take
-from .weighing import weigh
+from .convolving import TrainingNorm, convolve
+from .handing import PrecedingNorm, take
+from .weighing import weight_gradient
 
 __all__ = ["Convolution", "Fork"]
 
@@ -35,7 +35,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | Behind | None = None, stride: int = 1
+        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | TrainingNorm | None = None, stride: int = 1
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One launch."""
         y, sums = _convolved(ctx, x, weight, origin, stride)
@@ -57,7 +57,7 @@ class Fork(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | Behind | None = None, stride: int = 1
+        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | TrainingNorm | None = None, stride: int = 1
     ) -> tuple[Tensor, ...]:
         """One launch."""
         y, sums = _convolved(ctx, x, weight, origin, stride)
@@ -65,41 +65,43 @@ class Fork(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, past: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, of_shortcut: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Run as many launches as `Convolution`."""
-        return (past, None, None, None) if gradient is None else _gradients(ctx, gradient, past)
+        return (of_shortcut, None, None, None) if gradient is None else _gradients(ctx, gradient, of_shortcut)
 
 
 def _convolved(
-    ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | Behind | None, stride: int
+    ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | TrainingNorm | None, stride: int
 ) -> tuple[Tensor, Tensor | None]:
     ctx.stride, offer = stride, take(x)
     ctx.mask, ctx.answer = ("none", None) if offer is None else (offer.mask, offer.answer)
     ctx.save_for_backward(x, weight, *(() if offer is None else offer[:4]))
     ctx.set_materialize_grads(False)  # zeros for unused outputs would cost launches
-    behind, middle = (origin, None) if isinstance(origin, Behind) else (None, origin)
-    y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=middle, behind=behind)
+    training_norm, middle = (origin, None) if isinstance(origin, TrainingNorm) else (None, origin)
+    y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=middle, training_norm=training_norm)
     if sums is not None:
         ctx.mark_non_differentiable(sums)
     return y, sums
 
 
-def _gradients(ctx: Any, gradient: Tensor, past: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, gradient: Tensor, of_shortcut: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, *norm = ctx.saved_tensors
     gradient = gradient.contiguous(memory_format=torch.channels_last)
-    past = None if past is None else past.contiguous(memory_format=torch.channels_last)
+    of_shortcut = None if of_shortcut is None else of_shortcut.contiguous(memory_format=torch.channels_last)
     of_x, of_weight, beside = None, None, None
     if ctx.needs_input_grad[0]:
-        before = None
+        preceding_norm = None
         if norm:
             given, saved, gamma, beta = norm
-            before = Before(given, x, saved, gamma, beta, ctx.mask)
-        of_x, sums = convolve(gradient, weight, mirrored=True, stride=ctx.stride, added=past, before=before)
+            preceding_norm = PrecedingNorm(given, x, saved, gamma, beta, ctx.mask)
+        of_x, sums = convolve(
+            gradient, weight, mirrored=True, stride=ctx.stride, added=of_shortcut, preceding_norm=preceding_norm
+        )
         if sums is not None:
             beside = sums, torch.empty(sums.shape[1:], dtype=torch.float32, device=x.device)
             ctx.answer.give(of_x, beside[1])
     if ctx.needs_input_grad[1]:
-        of_weight = weigh(x, gradient, weight, stride=ctx.stride, beside=beside)
+        of_weight = weight_gradient(x, gradient, weight, stride=ctx.stride, beside=beside)
     elif beside is not None:
         add_up(*beside)
     return of_x, of_weight, None, None

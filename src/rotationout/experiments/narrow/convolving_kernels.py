@@ -4,10 +4,10 @@ A program of `convolve_kernel` computes some positions and all output channels: 
 with zeros beyond the border, and multiplies them by that tap's weights. A program of `strip_kernel` works down some
 columns of the images: it loads each row once for the three output rows that need it, and the weights once for all.
 
-Both do the same with a product before they store it: apply a norm in eval mode (KEPT), add a tensor (ADDED), and apply
-a ReLU (RELU). They can also compute sums for a norm (SUMS): of ``"values"``, about an origin, for the norm after the
-convolution; or of ``"gradients"``, for the norm before it, whose ReLU then masks what is stored (MASK says how the mask
-is found). For values, the last program to finish can add up the sums of all (LAST).
+Both do the same with a product before they store it: apply a norm in eval mode (EVAL_NORM), add a tensor (ADDED), and
+apply a ReLU (RELU). They can also compute sums for a norm (SUMS): of ``"values"``, about an origin, for the norm after
+the convolution; or of ``"gradients"``, for the norm before it, whose ReLU then masks what is stored (MASK says how the
+mask is found). For values, the last program to finish can add up the sums of all (LAST).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -18,8 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .batchnorm_kernels import channels, finish, kept_channels, let_through, scaled
-from .taps import places, seen, seen_apart
+from .batchnorm_kernels import channels, eval_channels, finish, mask_gradient, scaled
+from .taps import load_strided_tap, load_taps, weight_offsets
 
 __all__ = ["convolve_kernel", "strip_kernel"]
 
@@ -32,8 +32,8 @@ def convolve_kernel(
     y,
     origin,
     sums,
-    before,
-    after,
+    norm_input,
+    norm_output,
     saved,
     gamma,
     beta,
@@ -57,7 +57,7 @@ def convolve_kernel(
     MASK: tl.constexpr,
     LAST: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    KEPT: tl.constexpr,
+    EVAL_NORM: tl.constexpr,
     RELU: tl.constexpr,
     STRIDE: tl.constexpr,
     TAPS: tl.constexpr,
@@ -76,18 +76,18 @@ def convolve_kernel(
     kind = x.dtype.element_ty
     for group in range(3 // TAPS):
         if STRIDE == 1:
-            a = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
-            b = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
-            c = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+            a = load_taps(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
+            b = load_taps(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
+            c = load_taps(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
         else:
-            a = seen_apart(x, p, count, 3 * group, H, W, C, MIRRORED, DEPTH)
-            b = seen_apart(x, p, count, 3 * group + 1, H, W, C, MIRRORED, DEPTH)
-            c = seen_apart(x, p, count, 3 * group + 2, H, W, C, MIRRORED, DEPTH)
-        at, known = places(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
+            a = load_strided_tap(x, p, count, 3 * group, H, W, C, MIRRORED, DEPTH)
+            b = load_strided_tap(x, p, count, 3 * group + 1, H, W, C, MIRRORED, DEPTH)
+            c = load_strided_tap(x, p, count, 3 * group + 2, H, W, C, MIRRORED, DEPTH)
+        at, known = weight_offsets(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
         u = tl.load(weight + at, mask=known, other=0.0).to(kind)
-        at, known = places(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
+        at, known = weight_offsets(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
         v = tl.load(weight + at, mask=known, other=0.0).to(kind)
-        at, known = places(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
+        at, known = weight_offsets(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, MIRRORED, TAPS, DEPTH, BLOCK_O)
         w = tl.load(weight + at, mask=known, other=0.0).to(kind)
         first = tl.dot(a, u, first, input_precision=PRECISION)
         second = tl.dot(b, v, second, input_precision=PRECISION)
@@ -96,8 +96,8 @@ def convolve_kernel(
     o = tl.arange(0, BLOCK_O)
     at = p[:, None] * O + o[None, :]
     inside = (p < count)[:, None] & (o < O)[None, :]
-    if KEPT:
-        mean, factor, offset = kept_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
+    if EVAL_NORM:
+        mean, factor, offset = eval_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
         total = scaled(total - mean[None, :], factor, offset)
     if ADDED:
         total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
@@ -105,10 +105,10 @@ def convolve_kernel(
         total = tl.where(total <= 0, 0.0, total)  # NaN stays NaN
     if SUMS == "gradients":
         mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
-        given = tl.load(before + at, mask=inside, other=0.0)
-        shown = tl.load(after + at, mask=inside, other=0.0) if MASK == "output" else given
+        given = tl.load(norm_input + at, mask=inside, other=0.0)
+        shown = tl.load(norm_output + at, mask=inside, other=0.0) if MASK == "output" else given
         distance = given.to(tl.float32) - mean[None, :]
-        total = let_through(total, shown, distance, factor, offset, kind, MASK)
+        total = mask_gradient(total, shown, distance, factor, offset, kind, MASK)
         _keep_sums(sums, tl.program_id(0), tl.sum(total, 0), tl.sum(total * distance, 0) * scale, o, O)
     rounded = total.to(kind)
     tl.store(y + at, rounded, mask=inside)
@@ -128,8 +128,8 @@ def strip_kernel(
     y,
     origin,
     sums,
-    before,
-    after,
+    norm_input,
+    norm_output,
     saved,
     gamma,
     beta,
@@ -153,7 +153,7 @@ def strip_kernel(
     MASK: tl.constexpr,
     LAST: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    KEPT: tl.constexpr,
+    EVAL_NORM: tl.constexpr,
     RELU: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -192,8 +192,8 @@ def strip_kernel(
         middle = tl.load(origin + o, mask=o < O, other=0.0)
     if SUMS == "gradients":
         mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
-    if KEPT:
-        mean, factor, offset = kept_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
+    if EVAL_NORM:
+        mean, factor, offset = eval_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
     if SUMS != "none":
         once = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
         times = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
@@ -205,14 +205,14 @@ def strip_kernel(
         if ADDED:
             beside = tl.load(added + place, mask=whole, other=0.0)
         if SUMS == "gradients":
-            given = tl.load(before + place, mask=whole, other=0.0)
-            shown = tl.load(after + place, mask=whole, other=0.0) if MASK == "output" else given
+            given = tl.load(norm_input + place, mask=whole, other=0.0)
+            shown = tl.load(norm_output + place, mask=whole, other=0.0) if MASK == "output" else given
         # An input row is multiplied by the lower taps for the output row above it, by the upper ones for that below.
         above = _three(a, b, d, down_left, down, down_right, above, PRECISION)
         here = _three(a, b, d, left, centre, right, here, PRECISION)
         below = _three(a, b, d, up_left, up, up_right, tl.zeros((BLOCK_P, BLOCK_O), tl.float32), PRECISION)
         if (row > start) & (row <= H):
-            if KEPT:
+            if EVAL_NORM:
                 above = scaled(above - mean[None, :], factor, offset)
             if ADDED:
                 above += beside.to(tl.float32)
@@ -220,7 +220,7 @@ def strip_kernel(
                 above = tl.where(above <= 0, 0.0, above)  # NaN stays NaN
             if SUMS == "gradients":
                 distance = given.to(tl.float32) - mean[None, :]
-                above = let_through(above, shown, distance, factor, offset, kind, MASK)
+                above = mask_gradient(above, shown, distance, factor, offset, kind, MASK)
                 once += above
                 times += above * distance
             rounded = above.to(kind)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["HANDED", "Answer", "Before", "Offer", "take"]
+__all__ = ["HANDED", "Answer", "Offer", "PrecedingNorm", "take"]
 
 HANDED = True
 """Whether convolutions compute sums for the backward pass of the BatchNorm before them; a switch for tests."""
@@ -50,7 +50,7 @@ class Answer:
 
 
 class Offer(NamedTuple):
-    """The tensors that the backward pass of a norm needs: those of `Before` except y, and where to leave the answer."""
+    """The tensors that a norm's backward pass needs: those of `PrecedingNorm` but y, and where to leave the answer."""
 
     x: Tensor
     saved: Tensor
@@ -60,7 +60,7 @@ class Offer(NamedTuple):
     answer: Answer
 
 
-class Before(NamedTuple):
+class PrecedingNorm(NamedTuple):
     """The norm before a convolution, for the kernel that computes the gradient of the convolution's input.
 
     Args:

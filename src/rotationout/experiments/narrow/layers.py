@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from . import conditions
 
-__all__ = ["KERNELS", "convolve", "convolve_beside", "convolve_normalised", "normalise"]
+__all__ = ["KERNELS", "convolve", "convolve_normalised", "convolve_with_shortcut", "normalise"]
 
 KERNELS = ("torch", "fused")
 """The choices of the field ``kernels`` of configs."""
@@ -46,7 +46,7 @@ def convolve(
     >>> maps.shape, sums
     (torch.Size([2, 32, 8, 8]), None)
     """
-    if not (fused and conditions.convolves(convolution, x)):
+    if not (fused and conditions.can_convolve(convolution, x)):
         return _called(convolution, x), None
     from .convolution import Convolution
 
@@ -56,8 +56,8 @@ def convolve(
     return (found, None) if origin is None else found
 
 
-def convolve_beside(
-    convolution: nn.Module, x: Tensor, past: Tensor, fused: bool = True, *, norm: nn.Module | None = None
+def convolve_with_shortcut(
+    convolution: nn.Module, x: Tensor, shortcut: Tensor, fused: bool = True, *, norm: nn.Module | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """``convolution(x)``, the input of the shortcut beside it, and statistics.
 
@@ -66,18 +66,18 @@ def convolve_beside(
     Args:
         convolution: as for `convolve`.
         x: (N, C, H, W).
-        past: the input of the shortcut, which is returned: x itself, or x before a noise.
+        shortcut: the input of the shortcut, which is returned: x itself, or x before a noise.
         fused: as for `convolve`.
         norm: as for `convolve`.
 
     >>> x = torch.rand(2, 16, 8, 8)
-    >>> y, past, sums = convolve_beside(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
-    >>> y.shape, past is x
+    >>> y, shortcut, sums = convolve_with_shortcut(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
+    >>> y.shape, shortcut is x
     (torch.Size([2, 32, 8, 8]), True)
     """
-    if not (fused and x is past and conditions.convolves(convolution, x) and conditions.is_ready(x)):
+    if not (fused and x is shortcut and conditions.can_convolve(convolution, x) and conditions.is_ready(x)):
         maps, sums = convolve(convolution, x, fused, norm=norm)
-        return maps, past, sums
+        return maps, shortcut, sums
     from .convolution import Fork
 
     origin = conditions.sums_for(norm, convolution, x, None)
@@ -108,18 +108,20 @@ def convolve_normalised(
     >>> convolve_normalised(nn.Conv2d(16, 32, 3, padding=1, bias=False), norm, torch.rand(2, 16, 8, 8)).shape
     torch.Size([2, 32, 8, 8])
     """
-    if not (fused and conditions.convolves(convolution, x) and conditions.settles(convolution, norm, x, residual)):
+    if not (
+        fused and conditions.can_convolve(convolution, x) and conditions.can_apply_norm(convolution, norm, x, residual)
+    ):
         y, sums = convolve(convolution, x, fused, norm=norm, residual=residual)
         return normalise(norm, y, residual, sums=sums, relu=relu, fused=fused)
-    from .convolving import Kept
+    from .convolving import EvalNorm
     from .convolving import convolve as by_kernel
 
     layer: Any = norm  # with all that it may lack
-    kept = Kept(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps, relu)
+    eval_norm = EvalNorm(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps, relu)
     weight: Any = convolution.weight
     added = None if residual is None else _arranged(residual)
     x, stride = _arranged(x.to(conditions.precision_of(x))), conditions.stride_of(convolution)
-    return by_kernel(x, weight, mirrored=False, stride=stride, added=added, kept=kept)[0]
+    return by_kernel(x, weight, mirrored=False, stride=stride, added=added, eval_norm=eval_norm)[0]
 
 
 def normalise(
@@ -145,7 +147,7 @@ def normalise(
     >>> normalise(nn.BatchNorm2d(16), torch.rand(2, 16, 8, 8), torch.ones(2, 16, 8, 8)).shape
     torch.Size([2, 16, 8, 8])
     """
-    if not (fused and conditions.normalises(norm, x, residual)):
+    if not (fused and conditions.can_normalise(norm, x, residual)):
         plain = _called(norm, x) if residual is None else residual + _called(norm, x)
         return F.relu(plain) if relu else plain
     from .batchnorm import Normalisation, Running

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["places", "precision", "seen", "seen_apart"]
+__all__ = ["load_strided_tap", "load_taps", "precision", "weight_offsets"]
 
 
 def precision(x: Tensor) -> str:
@@ -23,7 +23,9 @@ def precision(x: Tensor) -> str:
 
 
 @triton.jit
-def seen(x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr):
+def load_taps(
+    x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, DEPTH: tl.constexpr
+):
     """The inputs of positions p through the taps of a step, zeros beyond the border: (positions, DEPTH).
 
     There are 9 / TAPS steps. A step has TAPS neighbouring taps of a row of the 3×3 kernel, and DEPTH is TAPS times the
@@ -46,7 +48,7 @@ def seen(x, p, count, step, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T
 
 
 @triton.jit
-def seen_apart(
+def load_strided_tap(
     x, p, count, tap, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, SPREAD: tl.constexpr, DEPTH: tl.constexpr
 ):
     """The inputs of positions p through one tap of a convolution of stride 2, whose output is H × W, and x 2H × 2W.
@@ -72,7 +74,7 @@ def seen_apart(
 
 
 @triton.jit
-def places(
+def weight_offsets(
     step,
     C: tl.constexpr,
     O: tl.constexpr,  # noqa: E741 - outputs, as C are channels

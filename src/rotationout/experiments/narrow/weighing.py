@@ -16,12 +16,12 @@ from torch import Tensor
 
 from . import tiles
 from .adding import add_up
-from .taps import places, precision, seen, seen_apart
+from .taps import load_strided_tap, load_taps, precision, weight_offsets
 
-__all__ = ["weigh"]
+__all__ = ["weight_gradient"]
 
 
-def weigh(
+def weight_gradient(
     x: Tensor, gradient: Tensor, weight: Tensor, *, stride: int = 1, beside: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """The gradient of the weight, in the memory layout of the weight.
@@ -143,20 +143,20 @@ def _weigh_kernel(
         p = (part * STEPS + step) * BLOCK_P + tl.arange(0, BLOCK_P)
         g = tl.load(gradient + p[:, None] * O + o[None, :], mask=(p < count)[:, None] & (o < O)[None, :], other=0.0)
         if STRIDE == 1:
-            u = seen(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
-            v = seen(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
-            w = seen(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
+            u = load_taps(x, p, count, 3 * group, H, W, C, TAPS, DEPTH)
+            v = load_taps(x, p, count, 3 * group + 1, H, W, C, TAPS, DEPTH)
+            w = load_taps(x, p, count, 3 * group + 2, H, W, C, TAPS, DEPTH)
         else:
-            u = seen_apart(x, p, count, 3 * group, H, W, C, False, DEPTH)
-            v = seen_apart(x, p, count, 3 * group + 1, H, W, C, False, DEPTH)
-            w = seen_apart(x, p, count, 3 * group + 2, H, W, C, False, DEPTH)
+            u = load_strided_tap(x, p, count, 3 * group, H, W, C, False, DEPTH)
+            v = load_strided_tap(x, p, count, 3 * group + 1, H, W, C, False, DEPTH)
+            w = load_strided_tap(x, p, count, 3 * group + 2, H, W, C, False, DEPTH)
         a = tl.dot(tl.trans(u), g, a, input_precision=PRECISION)
         b = tl.dot(tl.trans(v), g, b, input_precision=PRECISION)
         c = tl.dot(tl.trans(w), g, c, input_precision=PRECISION)
     mine = sums + part.to(tl.int64) * (9 * C * O)
-    at, known = places(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
+    at, known = weight_offsets(3 * group, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
     tl.store(mine + at, a, mask=known)
-    at, known = places(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
+    at, known = weight_offsets(3 * group + 1, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
     tl.store(mine + at, b, mask=known)
-    at, known = places(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
+    at, known = weight_offsets(3 * group + 2, C, O, ROW, COLUMN, DOWN, ALONG, False, TAPS, DEPTH, BLOCK_O)
     tl.store(mine + at, c, mask=known)

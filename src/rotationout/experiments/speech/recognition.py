@@ -98,12 +98,12 @@ def load_speech(config: SpeechConfig, data: Path, device: torch.device) -> Corpu
     """Load a corpus, or a file of its features, for a config: `rotationout.experiments.speech.features.open_corpus`."""
     splits = [config.train_split] if config.held_out else [config.train_split, config.test_split]
     features = open_corpus(data, splits, cache=CACHE)
-    learnt = select(features, config.train_split)
+    train_indices = select(features, config.train_split)
     if config.held_out:
-        learnt, tested = without_speakers(features, learnt, config.held_out)
+        train_indices, test_indices = without_speakers(features, train_indices, config.held_out)
     else:
-        tested = select(features, config.test_split)
-    train, test = (Speech(features, chosen, config.alphabet, device) for chosen in (learnt, tested))
+        test_indices = select(features, config.test_split)
+    train, test = (Speech(features, chosen, config.alphabet, device) for chosen in (train_indices, test_indices))
     return Corpus(train, test, tuple(problem for problem in features.problems if problem.split in splits))
 
 
@@ -128,17 +128,17 @@ class Recognition(Run):
         for parameter in self.network.parameters():
             parameter.grad = torch.zeros_like(parameter)  # all graphs write their gradients here
         self.order = torch.empty(0, config.batch, dtype=torch.int64)
-        self.placed = self.order.to(device)
+        self.order_on_device = self.order.to(device)
         self.chosen = torch.zeros(self.share.stop - self.share.start, dtype=torch.int64, device=device)
         self.frames = 0
-        self.tested = test.durations.argsort().split(len(self.chosen))
-        longest = max(test.padded_length(row) for row in self.tested)
+        self.test_batches = test.durations.argsort().split(len(self.chosen))
+        longest = max(test.padded_length(row) for row in self.test_batches)
         self.paths = torch.zeros(longest, len(self.chosen), dtype=torch.int64, device=device)
         self.transcripts: list[dict[str, str]] = []
         short = train.labels.size(1) <= CUDNN_LABELS  # longer ones need the host, see ctc_loss
-        self._find_gradient = self._graphs.by_length(self._add_gradient, captured=short, patience=PATIENCE)
-        self._follow = self._graphs.by_length(self._use_gradient)
-        self._hear = self._graphs.by_length(self._find_paths)
+        self._forward_backward_graph = self._graphs.by_length(self._forward_backward, captured=short, patience=PATIENCE)
+        self._apply_gradient_graph = self._graphs.by_length(self._apply_gradient)
+        self._best_paths_graph = self._graphs.by_length(self._best_paths)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -192,12 +192,12 @@ class Recognition(Run):
     def begin_epoch(self) -> None:
         """Draw the batches of an epoch."""
         self.order = bucketed(self.corpus.train.durations, self.config.batch, self.shuffler)
-        self.placed = self.order.to(self.device)
+        self.order_on_device = self.order.to(self.device)
 
     def take_batch(self, place: int) -> None:
         """Set the numbers of the utterances of a batch, and the length to which they are padded."""
         self.frames = self.corpus.train.padded_length(self.order[place])
-        self.chosen.copy_(self.placed[place, self.share])
+        self.chosen.copy_(self.order_on_device[place, self.share])
 
     def batch_loss(self) -> Tensor:
         """The CTC loss of the current batch."""
@@ -213,23 +213,23 @@ class Recognition(Run):
         if len(self.losses) % self.config.test_every and not self.finished:
             return {}
         test = self.corpus.test
-        found = {index: text for part in processes.gather(self._listen()) for index, text in part.items()}
+        found = {index: text for part in processes.gather(self._transcribe()) for index, text in part.items()}
         heard = [found[index] for index in range(len(test))]
         self.transcripts = examples(heard, test.texts, test.names)
         scores = score(heard, test.texts)
         return {"distance_curve": scores["distance"], "cer_curve": scores["cer"]}
 
-    def _listen(self) -> dict[int, str]:
+    def _transcribe(self) -> dict[int, str]:
         """The decoded texts of this process's part of the test utterances, by their numbers."""
         test = self.corpus.test
         self.network.eval()
-        rows = self.tested[processes.rank() :: processes.size()]
+        rows = self.test_batches[processes.rank() :: processes.size()]
         found = []
         for row in rows:
             frames = test.padded_length(row)
             repeats = -(-len(self.chosen) // len(row))
             self.chosen.copy_(row.repeat(repeats)[: len(self.chosen)])  # the last batch is as large as the others
-            self._hear(frames)
+            self._best_paths_graph(frames)
             found.append(self.paths[:frames, : len(row)].clone())
         heard: dict[int, str] = {}
         for row, paths in zip(rows, found, strict=True):
@@ -245,19 +245,19 @@ class Recognition(Run):
         """Continue from a `state`."""
         super().restore(state)
         self.order, self.transcripts = state["order"], state["transcripts"]
-        self.placed = self.order.to(self.device)
+        self.order_on_device = self.order.to(self.device)
 
-    def _learn(self) -> None:
+    def _train_step(self) -> None:
         self.network.train()
-        self._find_gradient(self.frames)
+        self._forward_backward_graph(self.frames)
         processes.average_([parameter.grad for parameter in self.network.parameters() if parameter.grad is not None])
-        self._follow(0)  # the update does not depend on the length
+        self._apply_gradient_graph(0)  # the update does not depend on the length
 
-    def _use_gradient(self, _: int) -> None:
+    def _apply_gradient(self, _: int) -> None:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def _add_gradient(self, frames: int) -> None:
+    def _forward_backward(self, frames: int) -> None:
         self.frames = frames  # `ByLength` may capture another length than this batch's
         self.optimizer.zero_grad(set_to_none=False)
         with self.autocast():
@@ -266,7 +266,7 @@ class Recognition(Run):
         self.loss += loss.detach()
 
     @torch.no_grad()
-    def _find_paths(self, frames: int) -> None:
+    def _best_paths(self, frames: int) -> None:
         batch = self.corpus.test.batch(self.chosen, frames)
         with self.autocast():
             scores = self.network(batch.features, batch.lengths)

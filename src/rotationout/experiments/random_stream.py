@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["SEED_STRIDE", "Numbers"]
+__all__ = ["SEED_STRIDE", "RandomStream"]
 
 SEED_STRIDE = 1_000_003
 """The distance between the seeds of two processes that share a run: larger than the seeds that people use, and not a
 multiple of 2³², as torch's CPU generator uses only the low 32 bits of a seed."""
 
 
-class Numbers:
+class RandomStream:
     """The random numbers of one run. They replace those of torch's default generator while the run is at work.
 
     So runs in one process do not affect each other, and what a run draws depends on its seed alone. Processes that
@@ -34,7 +34,7 @@ class Numbers:
         self._cuda = torch.Generator(device).manual_seed(self.seed) if device.type == "cuda" else None
 
     @contextmanager
-    def initial(self) -> Iterator[None]:
+    def initial_weights(self) -> Iterator[None]:
         """Draw initial weights: on the CPU, whatever the device, so that they are the same everywhere."""
         with self._on_cpu():
             yield
@@ -52,7 +52,7 @@ class Numbers:
             torch.set_rng_state(outer)
 
     @contextmanager
-    def used(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Draw noise: from the device's default generator, set to this run's stream."""
         if self._cuda is None:
             with self._on_cpu():
