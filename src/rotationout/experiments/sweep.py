@@ -42,7 +42,8 @@ def sweep(
     """Run every config that has no record yet, ``together`` at a time; return those left over when time is up.
 
     After an interrupt the current step is finished and checkpoints are written. A run whose loss is NaN or infinite is
-    given up; this is an error once the others are done.
+    given up. A run whose record another process has written meanwhile is kept as a checkpoint. Both are errors once the
+    other runs are done.
 
     Args:
         configs: what to run.
@@ -61,7 +62,7 @@ def sweep(
         raise ValueError(f"together must be 1 where {processes.size()} processes share every run, got {together!r}")
     waiting = processes.from_first(_missing(folder, checkpoints, configs) if processes.rank() == 0 else [])
     active: list[Job] = []
-    failed: list[str] = []
+    failed: list[FloatingPointError | FileExistsError] = []
     with (
         # Let cuDNN time its algorithms: its default choice is slower for networks with few channels.
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
@@ -102,21 +103,23 @@ def sweep(
     if clock.interrupted:
         raise KeyboardInterrupt
     if failed:
-        raise FloatingPointError("; ".join(failed))
+        raise type(failed[0])("; ".join(map(str, failed)))
     return [job.config for job in active] + waiting
 
 
-def _advance(job: Job, folder: Path, failed: list[str], display: progress.Display) -> bool:
+def _advance(
+    job: Job, folder: Path, failed: list[FloatingPointError | FileExistsError], display: progress.Display
+) -> bool:
     """Do one step; whether the run goes on. If it ended, its record is written, or ``failed`` gets the reason."""
     try:
         job.advance()
-    except FloatingPointError as error:
+        if job.run.finished:
+            job.finish(folder)
+            display.message(f"{job.config.recipe}, {job.label}: {job.run.summary}")
+    except (FloatingPointError, FileExistsError) as error:  # the other runs go on
         display.message(str(error))
-        failed.append(str(error))
+        failed.append(error)
         return False
-    if job.run.finished:
-        job.finish(folder)
-        display.message(f"{job.config.recipe}, {job.label}: {job.run.summary}")
     return not job.run.finished
 
 
