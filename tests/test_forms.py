@@ -32,9 +32,9 @@ def test_a_form_differs_from_the_default_by_what_it_says(network: str, form: str
     if "preset" in options:
         assert len(changed) > 1, "more than one choice at once"
     else:
-        assert changed == set(options) - {"num_features", "block_size"}
+        assert changed == set(options) - {"num_features", "block_size", "p"}
     assert layer.block_size == options.get("block_size")
-    assert layer.p == forms.P
+    assert layer.p == options.get("p", forms.P)
 
 
 def test_the_papers_form_on_maps_is_the_one_with_uniform_angles() -> None:
@@ -181,6 +181,10 @@ def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
     assert clear == {"vectors": {"about a running mean"}, "maps": {"about the origin"}}, "the centre alone"
     for network, form in (("vectors", "about a running mean"), ("maps", "about the origin")):
         assert study.paired_difference(network, form)[0] < 0
+    gains = {form: study.paired_difference("maps", form)[0] for form in ("p = 0.35", "p = 0.2")}
+    assert max(map(abs, gains.values())) < 0.002, "the strength hardly matters from 0.2 to 0.5"
+    for weaker in forms.WEAKER:
+        assert study.paired_difference("maps", "Dropout", f"Dropout, p = {weaker:g}")[0] > 0.001, "to Dropout it does"
     ahead = {form for form in FORMS["maps"] if study.paired_difference("maps", form, "Dropout2d")[0] > 0.003}
     assert set(FORMS["maps"]) - ahead == {"about the origin"}
     for rival in ("no noise", "Dropout2d"):

@@ -6,8 +6,8 @@ The data, the 200 training examples and the optimizer are those of `rotationout.
 networks. *vectors* is the one of that study: two hidden layers, `RotationOut` after each. *maps* has three 3×3
 convolutions with 32, 64 and 64 channels and `RotationOut2d` before the second and the third. In each network the
 default form of RotationOut is compared with forms that differ from it by one choice, with the presets, with no noise
-and with Dropout, all at p = 0.5. Seed by seed all forms share the split, the initial weights and the order of the
-examples.
+and with Dropout; p = 0.5 unless the name of a form says otherwise. Seed by seed all forms share the split, the initial
+weights and the order of the examples.
 
 The convolutional network is one of three that were tried with other seeds, with no noise, Dropout, Dropout2d and the
 default form, for one that is quick, fits every training example without noise and leaves room for Dropout to help.
@@ -40,6 +40,8 @@ from .threads import one_thread
 __all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "main", "run", "train"]
 
 P = 0.5
+WEAKER = digits.WEAKER[::-1]
+"""Other strengths on maps; on vectors the study of digits has them."""
 CHANNELS = 32
 POOLED = 2
 """The side of what the maps are averaged to before the last layer."""
@@ -77,13 +79,19 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "about a running mean": {"center": "running", "num_features": "features"},
         "the authors' preset": {"preset": "authors"},
         "inside blocks of 3": {"block_size": 3},
+        **{f"p = {p:g}": {"p": p} for p in WEAKER},
     },
 }
 """By network, the options of each form of RotationOut. ``num_features="features"`` is filled in for each place. On maps
 the preset "paper" differs from the default only by its law, "θ uniform"."""
 OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
     "vectors": {"no noise": nn.Identity, "Dropout": partial(nn.Dropout, P)},
-    "maps": {"no noise": nn.Identity, "Dropout": partial(nn.Dropout, P), "Dropout2d": partial(nn.Dropout2d, P)},
+    "maps": {
+        "no noise": nn.Identity,
+        "Dropout": partial(nn.Dropout, P),
+        **{f"Dropout, p = {p:g}": partial(nn.Dropout, p) for p in WEAKER},
+        "Dropout2d": partial(nn.Dropout2d, P),
+    },
 }
 """By network, what RotationOut is compared with."""
 
@@ -187,7 +195,7 @@ def noise_of(network: str, form: str) -> Callable[[int], nn.Module]:
     options = FORMS[network][form]
 
     def make(features: int) -> nn.Module:
-        return layer(P, **{name: features if value == "features" else value for name, value in options.items()})
+        return layer(**{"p": P} | {name: features if value == "features" else value for name, value in options.items()})
 
     return make
 
