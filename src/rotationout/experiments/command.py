@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["attempt", "positive_count"]
+__all__ = ["attempt", "positive_count", "study_parser"]
 
 
 def attempt(out: Path, work: Callable[[], None]) -> int:
@@ -40,3 +40,21 @@ def positive_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
+
+
+def study_parser(name: str, description: str, *, seeds: int, epochs: int) -> argparse.ArgumentParser:
+    """The command line that all studies share.
+
+    Args:
+        name: the module of the study, in this package.
+        description: what it does, in a sentence.
+        seeds: the default number of networks per row.
+        epochs: the default number of passes over the data.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m rotationout.experiments.{name}", description=description)
+    parser.add_argument("--seeds", type=positive_count, default=seeds, help="networks per row (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=positive_count, default=epochs, help="passes over the data (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the record goes (default: %(default)s/)")
+    return parser

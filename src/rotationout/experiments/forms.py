@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from ..nn import RotationOut, RotationOut2d
 from . import digits
-from .command import attempt, positive_count
+from .command import attempt, positive_count, study_parser
 from .records import mean_sd, readable, surroundings
 from .threads import one_thread
 
@@ -268,18 +268,11 @@ def _train_here(arguments: tuple[str, str, int, int]) -> dict[str, float]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, or exit code 2 and a message that says what would be right."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rotationout.experiments.forms",
-        description="Compare forms of RotationOut that differ by one choice, on handwritten digits.",
-    )
-    parser.add_argument("--seeds", type=positive_count, default=SEEDS, help="networks per form (default: %(default)s)")
-    parser.add_argument(
-        "--epochs", type=positive_count, default=digits.EPOCHS, help="passes over the data (default: %(default)s)"
-    )
+    what = "Compare forms of RotationOut that differ by one choice, on handwritten digits."
+    parser = study_parser("forms", what, seeds=SEEDS, epochs=digits.EPOCHS)
     parser.add_argument(
         "--jobs", type=positive_count, default=os.cpu_count() or 1, help="runs at a time (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where the record goes (default: %(default)s/)")
     return parser.parse_args(arguments)
 
 

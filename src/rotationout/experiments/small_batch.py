@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
 from . import norms
-from .command import attempt, positive_count
+from .command import attempt, study_parser
 from .digits import load_data
 from .norms import average_statistics
 from .records import mean_sd, readable, surroundings
@@ -212,16 +212,8 @@ def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; a mistake ends the program with exit code 2 and a message."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rotationout.experiments.small_batch",
-        description="Compare BatchNorm, CrossNorm and PolyBatchNorm on handwritten digits at small batch sizes.",
-    )
-    parser.add_argument("--seeds", type=positive_count, default=SEEDS, help="networks per row (default: %(default)s)")
-    parser.add_argument(
-        "--epochs", type=positive_count, default=EPOCHS, help="passes over the data (default: %(default)s)"
-    )
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where the record goes (default: %(default)s/)")
-    return parser.parse_args(arguments)
+    what = "Compare BatchNorm, CrossNorm and PolyBatchNorm on handwritten digits at small batch sizes."
+    return study_parser("small_batch", what, seeds=SEEDS, epochs=EPOCHS).parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
