@@ -73,6 +73,13 @@ def test_the_code_of_a_page_runs_in_order(page: str) -> None:
             assert not said.getvalue(), said.getvalue()
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_with_placeholders_says_what_they_are_to_those_who_read_its_source(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    told = "% You are reading the source of this page." in text
+    assert told == ("{{" in text), "MyST leaves such a line out of the site"
+
+
 def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     used = {
         (match[1], tuple(re.findall(r"--\w+", match[2])))
