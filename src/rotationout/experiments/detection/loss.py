@@ -24,8 +24,8 @@ BACKGROUND, IGNORED = -1, -2
 def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """Match every anchor to a box of its image: the index of the box, or `BACKGROUND`, or `IGNORED`, (N, A).
 
-    An anchor is matched to the box that it overlaps most, if that is at least `OBJECT`. The anchors that overlap a box
-    most are matched even if that overlap is small.
+    An anchor is matched to the box that it overlaps most, if by `FOREGROUND_IOU` or more. The anchors that overlap a
+    box most are matched even if that overlap is small.
 
     Args:
         boxes: (N, G, 4).
