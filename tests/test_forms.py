@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import multiprocessing
 import statistics
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,23 @@ def test_several_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> 
     for ours, theirs in zip(alone.forms, shared.forms, strict=True):
         assert dataclasses.replace(ours, seconds=[]) == dataclasses.replace(theirs, seconds=[])
     assert "Training" in capsys.readouterr().err
+
+
+def test_work_that_ends_early_ends_soon_and_leaves_no_processes() -> None:
+    futures: list[Future[dict[str, float]]] = []
+
+    def interrupted() -> None:
+        work = ("vectors", "Dropout", 0, digits.EPOCHS)
+        with forms._workers(2) as pool:
+            futures.extend(pool.submit(forms._train_here, work) for _ in range(1000))
+            futures[0].result()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    done = [future for future in futures if not future.cancelled() and future.exception() is None]
+    assert 1 <= len(done) <= 4, "the first, and those that were under way"
+    assert multiprocessing.active_children() == []
 
 
 def test_tables_and_differences_are_those_of_the_record(out: Path) -> None:
@@ -185,8 +204,20 @@ def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
     assert max(map(abs, gains.values())) < 0.002, "the strength hardly matters from 0.2 to 0.5"
     for weaker in forms.WEAKER:
         assert study.paired_difference("maps", "Dropout", f"Dropout, p = {weaker:g}")[0] > 0.001, "to Dropout it does"
-    ahead = {form for form in FORMS["maps"] if study.paired_difference("maps", form, "Dropout2d")[0] > 0.003}
-    assert set(FORMS["maps"]) - ahead == {"about the origin"}
+        same = study.paired_difference("maps", f"p = {weaker:g}", f"Dropout, p = {weaker:g}")
+        assert (same[0] < -report.CLEAR * same[1]) == (weaker != 0.2), "clear at the same strength, but at 0.2"
+    over = {form: study.paired_difference("maps", form, "Dropout2d") for form in FORMS["maps"]}
+    assert {form for form, (mean, error) in over.items() if mean < 2 * error} == {"about the origin"}
+    mean, error = study.paired_difference("maps", "Dropout2d", "no noise")
+    assert mean < -report.CLEAR * error, "worse than no noise"
+    mean, error = study.paired_difference("vectors", "about a running mean")
+    assert -3.5 * error < mean, "little more than three"
+    mean, error = study.paired_difference("vectors", "about the batch mean")
+    assert -2 * error < mean < 0
+    for network, forms_of in FORMS.items():
+        for form in forms_of:
+            mean, error = study.paired_difference(network, form)
+            assert mean <= 2 * error, "none is better"
     for rival in ("no noise", "Dropout2d"):
         mean, error = study.paired_difference("maps", DEFAULT, rival)
         assert mean > report.CLEAR * error
