@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from rotationout.experiments.forms import FormsStudy
+from rotationout.experiments.forms import DEFAULT, FORMS, NETWORKS, FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
@@ -72,6 +72,9 @@ def _forms() -> dict[str, str]:
         "over_dropout2d": ("default", "Dropout2d"),
     }
     found = {f"forms_{name}": forms.signed(*study.paired_difference("maps", *pair)) for name, pair in gaps.items()}
+    for network in NETWORKS:
+        errors = (study.paired_difference(network, form)[1] for form in FORMS[network] if form != DEFAULT)
+        found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
     return {**found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}
 
 
