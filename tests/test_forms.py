@@ -3,9 +3,9 @@
 import dataclasses
 import json
 import math
-import multiprocessing
 import statistics
-from concurrent.futures import Future
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,21 +94,34 @@ def test_several_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert "Training" in capsys.readouterr().err
 
 
-def test_work_that_ends_early_ends_soon_and_leaves_no_processes() -> None:
-    futures: list[Future[dict[str, float]]] = []
+INTERRUPTED = """
+import sys, rich.progress
+from rotationout.experiments import forms
 
-    def interrupted() -> None:
-        work = ("vectors", "Dropout", 0, digits.EPOCHS)
-        with forms._workers(2) as pool:
-            futures.extend(pool.submit(forms._train_here, work) for _ in range(1000))
-            futures[0].result()
-            raise KeyboardInterrupt
+def track(results, *arguments, **options):
+    yield next(iter(results))
+    raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    done = [future for future in futures if not future.cancelled() and future.exception() is None]
-    assert 1 <= len(done) <= 4, "the first, and those that were under way"
-    assert multiprocessing.active_children() == []
+rich.progress.track = track
+sys.exit(forms.main(["--jobs", "2", "--out", sys.argv[1]]))
+"""
+
+
+def test_an_interrupt_ends_the_work_soon_and_writes_nothing(tmp_path: Path) -> None:
+    """All runs take many minutes."""
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130
+    assert done.stderr.startswith("Interrupted: nothing written.\n")
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_command_shares_work_among_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rotationout.experiments.forms", "--seeds", "1", "--epochs", "1", "--jobs", "2"]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert f"Written: {tmp_path / 'forms.json'}" in done.stdout
 
 
 def test_tables_and_differences_are_those_of_the_record(out: Path) -> None:

@@ -17,21 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..nn import RotationOut, RotationOut2d
@@ -39,7 +33,6 @@ from . import digits
 from .command import attempt, positive_count, study_parser
 from .records import mean_sd, readable, surroundings
 from .threads import one_thread
-from .workers import sigint_ignored
 
 __all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "main", "run", "train"]
 
@@ -50,7 +43,6 @@ CHANNELS = 32
 POOLED = 2
 """The side of what the maps are averaged to before the last layer."""
 SEEDS = 40
-MOST_JOBS = 61  # of a pool of processes on Windows
 FIRST_SEED = 1000  # the setting was chosen with seeds below 1000
 DEFAULT = "default"
 """The form that all others are compared with."""
@@ -224,19 +216,18 @@ def plan() -> Iterator[tuple[str, str]]:
 
 
 def run(seeds: int = SEEDS, epochs: int = digits.EPOCHS, jobs: int = 1) -> FormsStudy:
-    """All runs, with a progress bar, so many at a time, `MOST_JOBS` at most."""
+    """All runs, with a progress bar, so many at a time."""
+    from joblib import Parallel, delayed
     from rich.console import Console
     from rich.progress import track
 
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     runs = [(network, form, seed, epochs) for network, form in plan() for seed in chosen]
-    with one_thread(), _workers(min(jobs, len(runs), MOST_JOBS)) as pool:
-        with sigint_ignored():  # also by the workers, from their first moment on
-            results = pool.map(_train_here, runs) if jobs > 1 else map(_train_here, runs)
-        shown = track(results, "Training", total=len(runs), console=Console(stderr=True))
-        found: dict[tuple[str, str], list[Mapping[str, float]]] = {}
-        for (network, form, *_), result in zip(runs, shown, strict=True):
-            found.setdefault((network, form), []).append(result)
+    results = Parallel(n_jobs=jobs, return_as="generator")(delayed(_train_here)(each) for each in runs)
+    found: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    shown = track(results, "Training", total=len(runs), console=Console(stderr=True))
+    for (network, form, *_), result in zip(runs, shown, strict=True):
+        found.setdefault((network, form), []).append(result)
     forms = [
         Form(network, form, list(chosen), *([round(one[name], 6) for one in each] for name in FIELDS))
         for (network, form), each in found.items()
@@ -256,27 +247,6 @@ def run(seeds: int = SEEDS, epochs: int = digits.EPOCHS, jobs: int = 1) -> Forms
     return FormsStudy(settings, forms)
 
 
-@contextmanager
-def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes to train in. If the work ends early, by an error or by Ctrl-C, they end after the runs they are in."""
-    context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
-    stop = context.Event()
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker, initargs=(stop,)) as pool:
-        try:
-            yield pool
-        except BaseException:
-            stop.set()  # for the runs that are queued in the workers, which can no longer be cancelled
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _begin_worker(stop: Event) -> None:
-    """Leave Ctrl-C to the process that started this one, and use one thread."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    _stops.append(stop)
-
-
 FIELDS = ("test_accuracy", "train_accuracy", "seconds")
 """Those of a `Form` that a run has a value of, in its order."""
 
@@ -287,14 +257,9 @@ def _data() -> tuple[Tensor, Tensor]:
     return digits.load_data()
 
 
-_stops: list[Event] = []
-"""In a worker, the event after which it begins no other run."""
-
-
 def _train_here(arguments: tuple[str, str, int, int]) -> dict[str, float]:
-    if any(stop.is_set() for stop in _stops):
-        raise CancelledError
-    return train(_data(), *arguments)
+    with one_thread():
+        return train(_data(), *arguments)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -302,10 +267,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = "Compare forms of RotationOut that differ by one choice, on handwritten digits."
     parser = study_parser("forms", what, seeds=SEEDS, epochs=digits.EPOCHS)
     parser.add_argument(
-        "--jobs",
-        type=positive_count,
-        default=min(os.cpu_count() or 1, MOST_JOBS),
-        help="runs at a time (default: %(default)s)",
+        "--jobs", type=positive_count, default=os.cpu_count() or 1, help="runs at a time (default: %(default)s)"
     )
     return parser.parse_args(arguments)
 
@@ -329,4 +291,6 @@ def _run_and_show(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from rotationout.experiments import forms  # other processes know its functions by this name, not as __main__
+
+    sys.exit(forms.main())

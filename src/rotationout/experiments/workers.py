@@ -30,7 +30,7 @@ from .config import Config
 from .run import Run
 from .sweep import sweep
 
-__all__ = ["Share", "share_out", "sigint_ignored"]
+__all__ = ["Share", "share_out"]
 
 Maker = Callable[[Config], Run]
 
@@ -111,7 +111,7 @@ def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config
     children: list[_Child] = []
     with _forwarded_signals(children) as interrupts:
         try:
-            with sigint_ignored():
+            with _sigint_ignored():
                 for share in shares:
                     children.append(_Child(share))
             for child in children if interrupts else []:  # those that had not started when the signal came
@@ -213,7 +213,7 @@ def _forwarded_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
 
 
 @contextmanager
-def sigint_ignored() -> Iterator[None]:
+def _sigint_ignored() -> Iterator[None]:
     """Processes started inside this context ignore Ctrl-C; their parent passes it on to them."""
     if threading.current_thread() is not threading.main_thread():
         yield
