@@ -28,8 +28,9 @@ from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.kernels import small
 from rotationout.registry import KINDS
-from rotationout.report.cells import by_row
+from rotationout.report.cells import by_row, p_value
 from rotationout.report.small_batch import verdict
+from rotationout.report.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -151,14 +152,20 @@ def test_what_pages_say_in_words_is_so() -> None:
     assert len(list(digits.plan(digits.P, digits.SEEDS))) == 45
     assert len(study.select("dropout")) == 20
 
-    # negative_results.md: in detection no noise is ahead of none, and rotations without blocks are behind all others,
-    # in one or two runs a row.
+    # negative_results.md: in detection no noise is ahead of none; rotations without blocks are behind, and noise in
+    # blocks is level, in three runs a row.
     scores = {row: [run["ap"] for run in runs] for row, runs in by_row(read_records(ROOT / "results", "bccd")).items()}
-    precision = {row: mean_sd(values)[0] for row, values in scores.items()}
-    assert max(precision, key=lambda row: precision[row]) == "none"
-    others = [value for row, values in scores.items() for value in values if row != "rotation"]
-    assert max(scores["rotation"]) < min(others)
-    assert {len(values) for values in scores.values()} == {1, 2}
+    none, rotation = scores["none"], scores["rotation"]
+    p_values = {row: p_value(values, none) for row, values in scores.items() if row != "none"}
+    assert {row for row, p in p_values.items() if p < LEVEL} == {"rotation"}
+    dropout = scores["dropout keep 0.9"]
+    assert sorted(value > max(rotation) for value in dropout) == [False, True, True]
+    assert max(rotation) < min(
+        value for values in scores.values() for value in values if values not in (rotation, dropout)
+    )
+    for row in ("rotation block", "dropblock keep 0.9, block 5"):
+        assert p_values[row] > 0.5
+    assert {len(values) for values in scores.values()} == {3}
 
     # negative_results.md: a ramp brought nothing, nor do other norms at small batch sizes.
     protocol = {run["row"]: run["last10_top1"] for run in read_records(ROOT / "results", "cifar100_resnet110_protocol")}
