@@ -1,5 +1,6 @@
 """The search at strong weight decay: its rows differ in one thing each, and the tables say what records say."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,25 @@ def strong(none: float, dropout: float, rotation: float) -> list[dict[str, Any]]
 
 
 def test_forms_differ_from_the_default_in_one_thing() -> None:
-    base = ROWS[BASE]
-    for name, row in ROWS.items():
+    forms = [name for name in ROWS if name.startswith("rotation") and "," in name]
+    for name in forms:
+        row, base = ROWS[name], ROWS[name.partition(",")[0]]
         changed = {key for key in vars(row) if getattr(row, key) != getattr(base, key)} - {"row"}
-        if name.startswith(f"{BASE},"):
-            assert len(changed) == 1, name
-            assert len(row.noise_options.keys() - base.noise_options.keys()) + (changed == {"fade_out"}) == 1
+        assert len(changed) == 1, name
+        options = row.noise_options.keys() - base.noise_options.keys()
+        assert len(options) + (changed in ({"fade_out"}, {"dropout"})) == 1
+    assert len(forms) == 9
     for row in ROWS.values():
         assert (row.weight_decay, row.held_out, row.steps, row.ramp) == (5e-4, 5_000, 32_000, 0)
     assert ROWS[f"{BASE}, fading out"].fade_out == 32_000 - ROWS[BASE].milestones[1]
+
+
+def test_the_names_of_rows_give_their_strength() -> None:
+    for name, row in ROWS.items():
+        if found := re.match(r"dropout keep ([\d.]+)", name):
+            assert float(found[1]) == pytest.approx(1 - row.p)
+        elif found := re.match(r"rotation sigma ([\d.]+)", name):
+            assert float(found[1]) == pytest.approx((row.p / (1 - row.p)) ** 0.5, abs=5e-4)
 
 
 def test_dropout_follows_rotations() -> None:
@@ -63,11 +74,19 @@ def test_the_best_meet_on_the_test_set_with_the_whole_schedule(monkeypatch: pyte
     assert rows[2].fade_out == 64_000 - 48_000
 
 
-@pytest.mark.skipif(
-    len({run["row"] for run in read_records(RESULTS, recipe.SEARCH)}) < len(ROWS), reason="the search is not done yet"
-)
 def test_the_best_are_what_the_search_found() -> None:
     assert search.chosen(read_records(RESULTS, recipe.SEARCH)) == recipe.BEST
+
+
+def test_what_reproducing_says_in_words_is_so() -> None:
+    points = {run["row"]: run["last10_top1"] for run in read_records(RESULTS, recipe.SEARCH)}
+    assert points["none"] < points["dropout keep 0.8"] < points["dropout keep 0.9"]
+    assert points["none"] < points[BASE] < points["rotation sigma 0.333"] < points["dropout keep 0.9"]
+    assert points[f"{BASE}, not centred"] < points["none"]
+    others = [value for row, value in points.items() if row.startswith(f"{BASE},") and "not centred" not in row]
+    assert all(abs(value - points[BASE]) < 1 for value in others)
+    without = {name for name in ROWS if name not in points}
+    assert without == {"dropout keep 0.95", "rotation sigma 0.229", "rotation sigma 0.333, P for the batch"}
 
 
 def test_what_is_best_is_chosen_by_the_mean() -> None:
@@ -99,9 +118,11 @@ def test_no_verdict_without_all_three() -> None:
 def test_tables_and_sections(table: str) -> None:
     records = [{**run, "recipe": table} for run in strong(71, 72, 73)]
     cells = cifar100.table(records)
-    assert cells.rows[2] == [BASE, "3", "73.10 ± 0.10", "73.40 ± 0.10", "< 0.001", "< 0.001"]
+    assert cells.rows[2] == [recipe.BEST[1], "3", "73.10 ± 0.10", "73.40 ± 0.10", "< 0.001", "< 0.001"]
     assert cells.rows[1][-1] == "–", "the best Dropout against itself"
     assert not any("paper" in name for name in cells.header)
+    assert "Mean ± standard deviation" in search.prose(records)[0]
+    assert "One run per row." in search.prose(records[::3])[0], "no p-values to explain"
     made = cifar100.SECTIONS[table](whole.TITLES[table], records)
     assert made.table == cells
     assert made.finding == cifar100.verdict(records)

@@ -58,7 +58,7 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 
     Empty for the search itself, whose images were held out to choose the best rows.
 
-    >>> rows = {"none": (71.0, 71.2), "dropout keep 0.9": (72.0, 72.1), "rotation sigma 0.500": (74.0, 74.2)}
+    >>> rows = {"none": (71.0, 71.2), "dropout keep 0.9": (72.0, 72.1), "rotation sigma 0.333": (74.0, 74.2)}
     >>> verdict([{"row": row, "last10_top1": value} for row, values in rows.items() for value in values])
     'RotationOut is ahead of no noise (+3.00 points, p = 0.002) and Dropout (+2.05 points, p = 0.010).'
     """
@@ -74,10 +74,13 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]
     tested = f"{first['config']['held_out']:,} training images held out" if first["config"]["held_out"] else "test set"
+    decay = f"{first['weight_decay']:g}"
+    said = f"{first['steps']:,} steps, weight decay {decay}; accuracy on the {tested}; {ran(records)}."
+    if len(records) == len(by_row(records)):
+        return [f"{said} One run per row."]
     return [
-        f"{first['steps']:,} steps, weight decay {first['weight_decay']:g}; accuracy on the {tested}. Mean ± standard "
-        f"deviation over runs; {ran(records)}. p is from Welch’s test on the last ten epochs, against no noise and "
-        "against the best Dropout.",
+        f"{said} Mean ± standard deviation over runs. p is from Welch’s test on the last ten epochs, against no noise "
+        "and against the best Dropout."
     ]
 
 
