@@ -78,6 +78,12 @@ def test_the_best_are_what_the_search_found() -> None:
     assert search.chosen(read_records(RESULTS, recipe.SEARCH)) == recipe.BEST
 
 
+def _twice() -> list[dict[str, Any]]:
+    """The records of the one config that two tables have."""
+    rows = {recipe.SEARCH: BASE, "cifar100_resnet110_protocol": "default, no ramp, weight decay 5e-4"}
+    return [run for table, row in rows.items() for run in read_records(RESULTS, table) if run["row"] == row]
+
+
 def test_what_reproducing_says_in_words_is_so() -> None:
     points = {run["row"]: run["last10_top1"] for run in read_records(RESULTS, recipe.SEARCH)}
     assert points["none"] < points["dropout keep 0.8"] < points["dropout keep 0.9"]
@@ -85,6 +91,8 @@ def test_what_reproducing_says_in_words_is_so() -> None:
     assert points[f"{BASE}, not centred"] < points["none"]
     others = [value for row, value in points.items() if row.startswith(f"{BASE},") and "not centred" not in row]
     assert all(abs(value - points[BASE]) < 1 for value in others)
+    config, again = ({**record["config"], "row": "", "recipe": ""} for record in _twice())
+    assert config == again, "the same settings and seed"
     without = {name for name in ROWS if name not in points}
     assert without == {"dropout keep 0.95", "rotation sigma 0.229", "rotation sigma 0.333, P for the batch"}
 
