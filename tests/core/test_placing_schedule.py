@@ -96,7 +96,7 @@ def test_a_refused_schedule_leaves_the_given_p_alone() -> None:
         (lambda: ro.Schedule(ro.RotationOut(), lambda step: "a"), TypeError, "factor must be a number"),
         (lambda: ro.Schedule(ro.RotationOut(0.5), lambda step: 2.0), ValueError, r"p at step 0 .* got 1\.0"),
         (lambda: ro.Schedule.ramp(ro.RotationOut(), steps=0), ValueError, "steps must be an integer, at least 1"),
-        (lambda: ro.Schedule.early(ro.RotationOut(), until=1.5), ValueError, "until must be an integer"),
+        (lambda: ro.Schedule.early(ro.RotationOut(), until=1.5), TypeError, "until must be an integer"),
         (lambda: ro.Schedule.late(ro.RotationOut(), start=-1), ValueError, "start must be an integer, at least 0"),
         (
             lambda: ro.Schedule.constant(ro.RotationOut()).load_state_dict({"last_step": 0, "base": [0.1, 0.1]}),

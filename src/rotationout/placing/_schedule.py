@@ -85,26 +85,26 @@ class Schedule:
 
         It starts at 1 / steps and not at zero, so that a compiled model has one graph.
         """
-        _check_steps("steps", steps, 1)
+        steps = strength.check_integer("steps", steps, 1)
         return cls(noises, lambda step: min((step + 1) / steps, 1.0))
 
     @classmethod
     def early(cls, noises: _Noises | Schedule, *, until: int) -> Self:
         """Switch noise off at step ``until`` ("early dropout", Liu et al. 2023)."""
-        _check_steps("until", until, 0)
+        until = strength.check_integer("until", until, 0)
         return cls(noises, lambda step: 1.0 if step < until else 0.0)
 
     @classmethod
     def late(cls, noises: _Noises | Schedule, *, start: int) -> Self:
         """Switch noise on at step ``start`` ("late dropout", Liu et al. 2023)."""
-        _check_steps("start", start, 0)
+        start = strength.check_integer("start", start, 0)
         return cls(noises, lambda step: 1.0 if step >= start else 0.0)
 
     @classmethod
     def fade_out(cls, noises: _Noises | Schedule, *, steps: int, start: int = 0) -> Self:
         """Fall linearly to zero over ``steps`` steps, beginning at step ``start``."""
-        _check_steps("steps", steps, 1)
-        _check_steps("start", start, 0)
+        steps = strength.check_integer("steps", steps, 1)
+        start = strength.check_integer("start", start, 0)
         return cls(noises, lambda step: min(max(1.0 - (step - start) / steps, 0.0), 1.0))
 
     def step(self) -> None:
@@ -169,8 +169,3 @@ def _check_noises(noises: _Noises) -> list[Any]:
     if not found:
         raise ValueError("there is no noise to schedule")
     return found
-
-
-def _check_steps(name: str, steps: int, least: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:
-        raise ValueError(f"{name} must be an integer, at least {least}, got {steps!r}")
