@@ -330,7 +330,7 @@ def tan_of_uniform(uniform: Tensor, law: str, scale: float | Tensor) -> Tensor:
         return uniform * scale
     if law == "uniform_angle":
         return (uniform * scale).tan()
-    sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, device=uniform.device)
+    sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=uniform.dtype, device=uniform.device)
     inside = torch.erf(strength.ANGLE_LIMIT / (math.sqrt(2) * sigma))
     quantile = (uniform * inside).clamp(-1 + 2**-24, 1 - 2**-24)  # erfinv is infinite at ±1
     return (math.sqrt(2) * sigma * torch.erfinv(quantile)).tan()
