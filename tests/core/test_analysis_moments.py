@@ -125,7 +125,7 @@ def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
         blocks = conditional_moments(layer, x).covariance
         assert blocks.shape == (2, 2, 3, 4, 4)
         joint = conditional_moments(layer, x, joint=True).covariance.view(*x.shape, *x.shape)
-        torch.testing.assert_close(blocks[1, 0, 2], joint[1, :, 0, 2, 1, :, 0, 2])
+        torch.testing.assert_close(blocks[1, 0, 2], joint[1, :, 0, 2, 1, :, 0, 2], rtol=1e-12, atol=1e-15)
     last = conditional_moments(nn.Dropout(0.3), x)
     first = conditional_moments(nn.Dropout(0.3), x, dim=1)
     assert (last.covariance.shape, first.covariance.shape) == ((2, 4, 2, 3, 3), (2, 2, 3, 4, 4))
