@@ -70,8 +70,7 @@ def test_a_layer_traced_in_training_draws_the_noise_of_the_layer(layer: nn.Modul
 def test_a_layer_traced_in_eval_mode_is_the_identity(layer: nn.Module, make: Make) -> None:
     layer.eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        warnings.simplefilter("error", torch.jit.TracerWarning)
         traced = torch.jit.trace(nn.Sequential(layer), make(4))
     x = make(3)
     assert torch.equal(traced(x), x)
