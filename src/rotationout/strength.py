@@ -54,16 +54,19 @@ def check_integer(name: str, value: object, least: int | None = None, *, also: s
 
     ``also`` says what the caller accepts besides integers, e.g. None.
     """
-    number: object = value
+    number = value
     if not isinstance(value, int) and not _is_held(value):  # under torch.compile a number may be symbolic
         with contextlib.suppress(TypeError):
             number = operator.index(value)  # type: ignore[arg-type]
-    right = "an integer" + ("" if least is None else f", at least {least}") + (f", or {also}" if also else "")
     if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{name} must be {right}, got {_shown(value, 'int')}")
+        raise TypeError(f"{name} must be {_integers(least, also)}, got {_shown(value, 'int')}")
     if least is not None and number < least:
-        raise ValueError(f"{name} must be {right}, got {number}")
+        raise ValueError(f"{name} must be {_integers(least, also)}, got {number}")
     return number
+
+
+def _integers(least: int | None, also: str) -> str:
+    return "an integer" + ("" if least is None else f", at least {least}") + (f", or {also}" if also else "")
 
 
 def _is_held(value: object) -> bool:
