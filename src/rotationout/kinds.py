@@ -77,12 +77,12 @@ def listed(names: Iterable[object], word: str = "and") -> str:
 
 
 def _check_dims(dims: int, allowed: Iterable[int]) -> int:
-    counts = tuple(allowed)
-    if isinstance(dims, bool) or not isinstance(dims, int) or dims not in counts:
+    counts, number = tuple(allowed), strength.check_integer("dims, the number of axes after the features,", dims)
+    if number not in counts:
         raise ValueError(
-            f"dims, the number of axes after the features, must be {listed(counts, 'or')} here, got {dims!r}"
+            f"dims, the number of axes after the features, must be {listed(counts, 'or')} here, got {number}"
         )
-    return dims
+    return number
 
 
 def _none(p: float, *, dims: int = 0) -> nn.Module:
@@ -130,10 +130,10 @@ def _cutout(p: float, *, dims: int = 2) -> nn.Module:
 
 
 def _dropblock(p: float, *, dims: int = 2, block_size: int = 7) -> nn.Module:
-    _check_dims(dims, (2, 3))
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1 or block_size % 2 == 0:
-        raise ValueError(f"block_size must be a positive odd integer for torchvision's DropBlock, got {block_size!r}")
-    return _torchvision(f"DropBlock{dims}d")(p, block_size)
+    axes, size = _check_dims(dims, (2, 3)), strength.check_integer("block_size", block_size, 1)
+    if size % 2 == 0:
+        raise ValueError(f"block_size must be an odd integer for torchvision's DropBlock, got {size}")
+    return _torchvision(f"DropBlock{axes}d")(p, size)
 
 
 def _droppath(p: float, *, dims: int = 0, mode: str = "row") -> nn.Module:

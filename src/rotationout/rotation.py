@@ -209,11 +209,9 @@ def sample_rotation(
     torch.Size([32, 8, 8])
     """
     draw = check_draw(draw)
-    if not isinstance(shape, Sequence) or isinstance(shape, str) or any(isinstance(n, float) for n in shape):
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise TypeError(f"shape must be that of a tensor, e.g. (32, 64), got {type(shape).__name__} {shape!r}")
-    size = tuple(int(n) for n in shape)
-    if any(n < 0 for n in size):
-        raise ValueError(f"shape must have no negative sizes, got {size}")
+    size = tuple(strength.check_integer(f"shape[{axis}]", n, 0) for axis, n in enumerate(shape))
     feature_axis = resolve_axis("dim", dim, len(size))
     check_features(size[feature_axis], dim)
     batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size), draw)
@@ -226,8 +224,7 @@ def sample_rotation(
 
 def resolve_axis(name: str, axis: int, ndim: int) -> int:
     """``axis`` counted from the front, or an IndexError that names the argument."""
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise TypeError(f"{name} must be an integer, got {type(axis).__name__} {axis!r}")
+    axis = strength.check_integer(name, axis)
     if not -ndim <= axis < ndim:
         raise IndexError(f"{name} = {axis} does not exist in a tensor with {ndim} dimensions")
     return axis % ndim
@@ -333,7 +330,7 @@ def tan_of_uniform(uniform: Tensor, law: str, scale: float | Tensor) -> Tensor:
         return uniform * scale
     if law == "uniform_angle":
         return (uniform * scale).tan()
-    sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, device=uniform.device)
+    sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=uniform.dtype, device=uniform.device)
     inside = torch.erf(strength.ANGLE_LIMIT / (math.sqrt(2) * sigma))
     quantile = (uniform * inside).clamp(-1 + 2**-24, 1 - 2**-24)  # erfinv is infinite at ±1
     return (math.sqrt(2) * sigma * torch.erfinv(quantile)).tan()

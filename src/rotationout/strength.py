@@ -26,9 +26,11 @@ truncated has infinite E tan²θ and is not offered. Some noises, Cutout and Dro
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable
 
 __all__ = ["KINDS", "LAWS", "check_rate", "convert", "from_lam", "to_lam"]
@@ -42,11 +44,39 @@ ANGLE_LIMIT = 5 * math.pi / 12
 
 def check_number(name: str, value: object) -> float:
     """``value`` as a float, or a TypeError that names the argument."""
-    held = hasattr(value, "detach") or getattr(value, "ndim", 0) > 0  # a tensor or an array is refused
-    if held or isinstance(value, bool | str) or not hasattr(value, "__float__"):
-        hint = f"; pass a Python float, e.g. {type(value).__name__.lower()}.item()" if held else ""
-        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}{hint}")
+    if _is_held(value) or isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {_shown(value, 'float')}")
     return float(value)
+
+
+def check_integer(name: str, value: object, least: int | None = None, *, also: str = "") -> int:
+    """``value`` as an int, also if it is one of numpy's, or an error that names the argument.
+
+    ``also`` says what the caller accepts besides integers, e.g. None.
+    """
+    number = value
+    if not isinstance(value, int) and not _is_held(value):  # under torch.compile a number may be symbolic
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)  # type: ignore[arg-type]
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} must be {_integers(least, also)}, got {_shown(value, 'int')}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be {_integers(least, also)}, got {number}")
+    return number
+
+
+def _integers(least: int | None, also: str) -> str:
+    return "an integer" + ("" if least is None else f", at least {least}") + (f", or {also}" if also else "")
+
+
+def _is_held(value: object) -> bool:
+    """Whether a value is a tensor or an array: such numbers are refused."""
+    return hasattr(value, "detach") or getattr(value, "ndim", 0) > 0
+
+
+def _shown(value: object, kind: str) -> str:
+    hint = f"; pass a Python {kind}, e.g. {type(value).__name__.lower()}.item()" if _is_held(value) else ""
+    return f"{type(value).__name__} {value!r}{hint}"
 
 
 def check_rate(p: object, name: str = "p") -> float:

@@ -125,7 +125,7 @@ def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
         blocks = conditional_moments(layer, x).covariance
         assert blocks.shape == (2, 2, 3, 4, 4)
         joint = conditional_moments(layer, x, joint=True).covariance.view(*x.shape, *x.shape)
-        torch.testing.assert_close(blocks[1, 0, 2], joint[1, :, 0, 2, 1, :, 0, 2])
+        torch.testing.assert_close(blocks[1, 0, 2], joint[1, :, 0, 2, 1, :, 0, 2], rtol=1e-12, atol=1e-15)
     last = conditional_moments(nn.Dropout(0.3), x)
     first = conditional_moments(nn.Dropout(0.3), x, dim=1)
     assert (last.covariance.shape, first.covariance.shape) == ((2, 4, 2, 3, 3), (2, 2, 3, 4, 4))
@@ -307,7 +307,11 @@ def test_the_layer_is_not_touched() -> None:
         (lambda: conditional_moments(ro.nn.Cutout(), torch.ones(2, 3)), ValueError, "Cutout takes images"),
         (lambda: conditional_moments(ro.nn.LockedDropout(), torch.ones(3)), ValueError, "sequences are"),
         (lambda: total_moments(nn.Dropout(), torch.ones(3), torch.eye(2)), ValueError, "mean must have shape"),
-        (lambda: total_moments(nn.Dropout(), torch.ones(2), torch.eye(2), rows=1), ValueError, "at least 2, got 1"),
+        (
+            lambda: total_moments(nn.Dropout(), torch.ones(2), torch.eye(2), rows=1),
+            ValueError,
+            "rows, .*least 2, .*got 1",
+        ),
         (
             lambda: total_moments(NoiseLaw("itself", 1.0, torch.zeros(3)), torch.ones(2), torch.eye(2)),
             ValueError,

@@ -159,7 +159,7 @@ def test_a_mean_over_few_rows_and_one_that_is_off() -> None:
     [
         (lambda c, s: variance_ratio(nn.Dropout(), torch.ones(2, 3), c, s), r"weight must have shape \(…, n, 4\)"),
         (lambda c, s: variance_ratio(nn.Dropout(), torch.ones(2, 4), c, s, placement="c"), "placement must be one of"),
-        (lambda c, s: sample_shift(nn.Dropout(), c, s, outputs=0), "outputs must be a positive integer, got 0"),
+        (lambda c, s: sample_shift(nn.Dropout(), c, s, outputs=0), "outputs must be an integer, at least 1, got 0"),
         (lambda c, s: sample_shift(ro.RotationOut(), c, s, outputs=1, placement="a"), "at least 2 features"),
         (lambda c, s: expected_shift(nn.Dropout(), c[:3], s), "mean must have shape"),
     ],

@@ -52,7 +52,7 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
         (lambda: rotation_out(X[:1], 0.5, center="batch"), ValueError, "more than one value per feature"),
         (lambda: rotation_out(X, 0.9, draw=ro.Draw(law="gaussian_angle")), ValueError, "reaches λ = 1.85"),
         (lambda: rotation_out(X, 0.5, block_size=2), ValueError, "axes after the feature axis"),
-        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=0), ValueError, "positive integer"),
+        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=0), ValueError, "integer, at least 1"),
         (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=0.0), ValueError, r"in \(0, 1\]"),
         (lambda: rotation_out(X, 0.5, mask=torch.ones(4)), TypeError, "mask must be a boolean tensor"),
         (

@@ -206,7 +206,7 @@ def test_effective_batch_size_counts_independent_values() -> None:
         (lambda: theory.f_expect(GRID, 4, 7), TypeError, "distribution must be one of gaussian"),
         (lambda: theory.f_expect(GRID, 4, torch.distributions.Cauchy(0.0, 1.0)), ValueError, "a finite mean"),
         (lambda: theory.f_expect(GRID, 4, torch.ones(5)), ValueError, "positive deviation"),
-        (lambda: theory.f_expect(GRID, 4, "uniform", samples=1), ValueError, "samples must be at least 2"),
+        (lambda: theory.f_expect(GRID, 4, "uniform", samples=1), ValueError, "samples must be an integer, at least 2"),
         (lambda: theory.cross_norm_factor(3), ValueError, "more than 3"),
         (lambda: theory.effective_batch_size(torch.ones(3), 8), ValueError, "at least 2 examples"),
         (lambda: theory.f_poly(GRID, math.inf), ValueError, "must be finite"),

@@ -121,7 +121,7 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         ),
         (lambda: ro.insert_in_stages(nn.Linear(2, 2), MAPS), ValueError, r"are called layer1, layer2"),
         (lambda: ro.insert_in_stages(Network(), MAPS, last=3), ValueError, r"the last 3 stages, but the model has 2"),
-        (lambda: ro.insert_in_stages(Network(), MAPS, last=0), ValueError, r"positive integer, got 0"),
+        (lambda: ro.insert_in_stages(Network(), MAPS, last=0), ValueError, r"integer, at least 1, got 0"),
         (lambda: ro.insert_blocks(Network().layer1, linear=True), ValueError, r"are called layer1"),
     ],
 )

@@ -1,6 +1,7 @@
 """Strength schedules, and noise at test time."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,31 @@ def test_a_schedule_reaches_placed_noises_and_its_state_can_be_saved() -> None:
     assert other[1].p == 0.4
 
 
+@pytest.mark.parametrize("kind", [ro.RotationOut, nn.Dropout])
+def test_a_new_schedule_starts_from_the_p_that_was_given(kind: Callable[[float], Any]) -> None:
+    layer = kind(0.4)
+    for _ in range(3):  # as a cell of a notebook that is run again
+        schedule = ro.Schedule.ramp([layer], steps=4)
+        assert course(schedule, 2) == [0.1, 0.2]
+    for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert ro.Schedule.constant([same]).state_dict() == {"last_step": 0, "base": [0.4]}
+    ro.Schedule.late([layer], start=5)
+    assert layer.p == 0.0
+    assert course(ro.Schedule.ramp([layer], steps=4), 2) == [0.1, 0.2], "noise that is off can be scheduled again"
+    resumed = ro.Schedule.ramp([layer], steps=4)
+    resumed.load_state_dict({"last_step": 1, "base": [0.8]})
+    assert course(ro.Schedule.ramp([layer], steps=4), 1) == [0.2], "a loaded p is a given one"
+    layer.p = 0.5
+    assert course(ro.Schedule.ramp([layer], steps=4), 4) == [0.125, 0.25, 0.375, 0.5], "and so is one set by hand"
+
+
+def test_a_refused_schedule_leaves_the_given_p_alone() -> None:
+    shake = ro.nn.ShakeShake(0.2)
+    with pytest.raises(ValueError, match="at most"):
+        ro.Schedule([ro.RotationOut(0.2), shake], lambda step: 2.0)
+    assert ro.Schedule.constant([shake]).base == [0.2]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -70,7 +96,7 @@ def test_a_schedule_reaches_placed_noises_and_its_state_can_be_saved() -> None:
         (lambda: ro.Schedule(ro.RotationOut(), lambda step: "a"), TypeError, "factor must be a number"),
         (lambda: ro.Schedule(ro.RotationOut(0.5), lambda step: 2.0), ValueError, r"p at step 0 .* got 1\.0"),
         (lambda: ro.Schedule.ramp(ro.RotationOut(), steps=0), ValueError, "steps must be an integer, at least 1"),
-        (lambda: ro.Schedule.early(ro.RotationOut(), until=1.5), ValueError, "until must be an integer"),
+        (lambda: ro.Schedule.early(ro.RotationOut(), until=1.5), TypeError, "until must be an integer"),
         (lambda: ro.Schedule.late(ro.RotationOut(), start=-1), ValueError, "start must be an integer, at least 0"),
         (
             lambda: ro.Schedule.constant(ro.RotationOut()).load_state_dict({"last_step": 0, "base": [0.1, 0.1]}),

@@ -320,7 +320,7 @@ X = torch.randn(T, N, C)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: NoisyLSTM(C, H, 0), ValueError, "num_layers must be a positive integer, got 0"),
+        (lambda: NoisyLSTM(C, H, 0), ValueError, "num_layers must be an integer, at least 1, got 0"),
         (lambda: NoisyLSTM(C, H, proj_size=H), ValueError, "proj_size has to be smaller"),
         (lambda: NoisyLSTM(C, H, weight_drop=1.0), ValueError, "p is a drop probability"),
         (

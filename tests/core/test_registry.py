@@ -83,8 +83,8 @@ def test_options_reach_the_layer() -> None:
         (lambda: ro.noise("uout", 0.2, center="mean"), ValueError, "center must be one of"),
         (lambda: ro.noise("dropout", 0.2, num_features=3), ValueError, "num_features needs Dropout about a mean"),
         (lambda: ro.noise("weight-drop", 0.2), TypeError, "noise 'weight-drop' needs the option module"),
-        (lambda: ro.noise("dropblock", 0.2, block_size=4), ValueError, "block_size must be a positive odd integer"),
-        (lambda: ro.noise("droppath", 0.2, dims=True), ValueError, "must be 0, 1, 2 or 3"),
+        (lambda: ro.noise("dropblock", 0.2, block_size=4), ValueError, "block_size must be an odd integer"),
+        (lambda: ro.noise("droppath", 0.2, dims=True), TypeError, "dims, .*, must be an integer, got bool"),
         (lambda: ro.noise("shake-shake", 0.5), ValueError, "at most 0.25"),
     ],
 )

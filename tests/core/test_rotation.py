@@ -176,13 +176,13 @@ def test_bad_arguments_of_sample_rotation() -> None:
         ro.sample_rotation((4, 1), 0.2)
     with pytest.raises(TypeError, match=r"shape must be that of a tensor, e\.g\. \(32, 64\), got int 6"):
         ro.sample_rotation(6, 0.2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"shape must be that of a tensor, e\.g\. \(32, 64\), got tuple \(4\.7, 6\)"):
+    with pytest.raises(TypeError, match=r"shape\[0\] must be an integer, at least 0, got float 4\.7"):
         ro.sample_rotation((4.7, 6), 0.2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, .* got int 3"):
         ro.sample_rotation((4, 6), 0.2, generator=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"device must be a torch\.device or its name, .*got dtype torch\.float64"):
         ro.sample_rotation((4, 6), 0.2).to(torch.float64)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"shape must have no negative sizes, got \(-1, 6\)"):
+    with pytest.raises(ValueError, match=r"shape\[0\] must be an integer, at least 0, got -1"):
         ro.sample_rotation((-1, 6), 0.2)
     with pytest.raises(IndexError, match="dim = 2 does not exist in a tensor with 2 dimensions"):
         ro.sample_rotation((4, 6), 0.2, dim=2)

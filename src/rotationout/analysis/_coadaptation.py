@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import strength
 from ..functional.inputs import check_features
 from ..placing._layout import dims_of_module
 from ..placing._select import Selection, candidates, select
@@ -132,7 +133,7 @@ def coadaptation_of(
     (['1'], 8, 320)
     """
     check_model(model)
-    check_limit(limit)
+    limit = check_limit(limit)
     chosen = {candidate.name: candidate.module for candidate in select(candidates(model), "layers", layers, None, None)}
     if isinstance(dim, Mapping) and not set(dim) <= set(chosen):
         raise ValueError(f"dim is for {', '.join(map(repr, dim))}, but the layers are {', '.join(map(repr, chosen))}")
@@ -183,8 +184,7 @@ def coadaptation_factor(
         raise ValueError("give either features, their number if they have mean zero, or their covariance")
     law = noise_law(noise)
     if covariance is None:
-        if isinstance(features, bool) or not isinstance(features, int) or features < 2:
-            raise ValueError(f"features must be an integer, at least 2, got {features!r}")
+        features = strength.check_integer("features", features, 2)
         if mean is not None:
             raise ValueError("with a mean the factor depends on the covariance too: give that instead of features")
         left = {"itself": 1.0, "others": abs(1 - law.lam / (features - 1)), "whole": 1 + law.lam}

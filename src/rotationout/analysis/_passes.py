@@ -14,6 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
+from .. import strength
+
 __all__ = [
     "Forward",
     "batchnorms",
@@ -81,10 +83,9 @@ def check_batches(batches: Iterable[Any]) -> None:
         )
 
 
-def check_limit(limit: int | None) -> None:
-    """Raise a ValueError unless ``limit`` is a positive integer or None."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"limit, the most batches, must be a positive integer or None, got {limit!r}")
+def check_limit(limit: int | None) -> int | None:
+    """``limit`` as an int, or an error unless it is a positive integer or None."""
+    return None if limit is None else strength.check_integer("limit, the most batches,", limit, 1, also="None")
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import strength
 from ..nn.norm.expectation import (
     check_batch_size,
     f_poly,
@@ -148,6 +149,7 @@ def moments(x: Tensor, batch_size: float, distribution: Source = "gaussian", *, 
     if law.gaussian:
         expect, var = gaussian_moments(f_test(x.double(), law), batch_size)
         return Moments(Estimate(expect, torch.zeros_like(expect)), Estimate(var, torch.zeros_like(var)))
+    samples = strength.check_integer("samples", samples, 2)
     size, points = _whole(batch_size), x.double().flatten().cpu()
     sums = torch.zeros(4, points.numel(), dtype=torch.float64)
     for others in _batches(law, size - 1, samples, points.numel()):
@@ -182,6 +184,7 @@ def equivalent_drop_rate(
         _, var = gaussian_moments(x, batch_size)
         value = 20 / math.sqrt(2 * math.pi) * (weight * torch.exp(-(x**2) / 2) * var).sum()
         return Estimate(value, torch.zeros_like(value))
+    samples = strength.check_integer("samples", samples, 2)
     size = _whole(batch_size)
     noise, total = [], []
     for batch in _batches(law, 2 * size - 1, samples, 1):
@@ -247,8 +250,6 @@ def _whole(batch_size: float) -> int:
 
 def _batches(law: Distribution, values: int, samples: int, points: int) -> Iterator[Tensor]:
     """``samples`` rows of ``values`` in chunks, for a computation that holds ``points`` numbers for a row."""
-    if samples < 2:
-        raise ValueError(f"samples must be at least 2, got {samples!r}")
     rows = max(1, CHUNK // max(values, points))
     for start in range(0, samples, rows):
         yield law.sample((min(rows, samples - start), values))

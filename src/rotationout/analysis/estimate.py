@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import strength
 from ._passes import check_model, untouched
 from .accumulate import MomentAccumulator
 from .moments import Moments
@@ -95,9 +96,8 @@ def estimate_moments(
     (True, True)
     """
     check_model(module)
-    for name, number, least in (("samples", samples, 2), ("vectorized", vectorized, 1)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"{name} must be an integer, at least {least}, got {number!r}")
+    samples = strength.check_integer("samples", samples, 2)
+    vectorized = strength.check_integer("vectorized", vectorized, 1)
     arguments = tuple(x) if isinstance(x, tuple | list) else (x,)
     seen = MomentAccumulator(covariance=covariance)
     shape = torch.Size()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .. import strength
 from ..functional.inputs import check_batch, check_features
 from ..functional.sequences import sequence_axis
 from ..nn import Cutout, LockedDropout, ShakeShake
@@ -123,8 +124,8 @@ def total_moments(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor,
     """
     law = noise_law(noise)
     c, sigma = check_moments(mean, covariance)
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 2):
-        raise ValueError(f"rows, over which a batch mean is taken, must be an integer and at least 2, got {rows!r}")
+    if rows is not None:
+        rows = strength.check_integer("rows, over which a batch mean is taken,", rows, 2, also="None")
     if law.center == "batch":
         return Moments(c, sigma + law.covariance(sigma if rows is None else sigma * ((rows - 1) / rows)))
     off = c

@@ -138,7 +138,7 @@ def correct_batchnorm_(
     """
     _passes.check_model(model)
     check_attached(model)
-    _passes.check_limit(limit)
+    limit = _passes.check_limit(limit)
     share = strength.check_number("floor", floor)
     if not 0.0 < share < 1.0:
         raise ValueError(f"floor is a share of the variance in training and must be between 0 and 1, got {share!r}")
@@ -200,7 +200,7 @@ def recalibrate_batchnorm_(
     _passes.check_model(model)
     check_attached(model)
     _passes.check_batches(batches)
-    _passes.check_limit(limit)
+    limit = _passes.check_limit(limit)
     layers = _not_frozen(model)
     tracked = {name: layer for name, layer in layers.items() if layer.running_var is not None}
     if not tracked:

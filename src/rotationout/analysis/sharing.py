@@ -61,8 +61,8 @@ def tangent_products(noise: _RotationOutNd, shape: Sequence[int], axis: int, bat
 
     lam = strength.to_lam("dropout", noise.p)
     apart = lam * one_sided_correlation(noise.draw.law, lam) if noise.draw.side == "one" else 0.0
-    products = torch.where(same(noise.draw.angle_per), lam, apart) * same(noise.draw.pairing_per)
-    products = products.double()
+    together = same(noise.draw.angle_per).double()
+    products = (lam * together + apart * (1 - together)) * same(noise.draw.pairing_per)
     if noise.block_size is None or noise.coverage is None:
         return products
     return products * _both_covered(leading, len(shape) - 1 - axis, noise.block_size, noise.coverage)
@@ -114,9 +114,9 @@ def _both_covered(leading: tuple[int, ...], spatial: int, block_size: int, cover
     blocks = [min(block_size, n) for n in sizes]
     places = torch.cartesian_prod(*[torch.arange(n) for n in sizes]).view(-1, spatial)
     distance = (places[:, None] - places).abs()
-    shared = (torch.tensor(blocks) - distance).clamp(min=0).prod(-1) / math.prod(blocks)
+    shared = (torch.tensor(blocks) - distance).clamp(min=0).prod(-1).double() / math.prod(blocks)
     alone = 1 - coverage
-    inside = 1 - 2 * alone + alone ** (2 - shared.double())
+    inside = 1 - 2 * alone + alone ** (2 - shared)
     examples = math.prod(leading[: len(leading) - spatial])
     same = torch.eye(examples, dtype=torch.float64).repeat_interleave(len(places), 0).repeat_interleave(len(places), 1)
     return torch.where(same.bool(), inside.repeat(examples, examples), coverage**2)

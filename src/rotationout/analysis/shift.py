@@ -188,7 +188,7 @@ def variance_shift(
     _passes.check_model(model)
     check_attached(model)
     _passes.check_batches(batches)
-    _passes.check_limit(limit)
+    limit = _passes.check_limit(limit)
     chosen = _chosen(_passes.batchnorms(model), layers)
     total = _passes.count(batches, limit)
     with _passes.progress("variance shift", None if total is None else 2 * total, show_progress) as tick:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..strength import check_choice
+from ..strength import check_choice, check_integer
 from .law import NoiseLaw, noise_law
 from .moments import check_moments, total_moments
 
@@ -179,9 +179,8 @@ def sample_shift(
     dropout 2.5 0.4
     centred-dropout 2.0 0.0
     """
-    for name, number in (("outputs", outputs), ("layers", layers)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a positive integer, got {number!r}")
+    layers = check_integer("layers", layers, 1)
+    outputs = check_integer("outputs", outputs, 1)
     check_moments(mean, covariance)
     # r does not depend on the length of a row, so a Gaussian one is as good as one on the sphere.
     weight = torch.randn(

@@ -140,7 +140,7 @@ def apply_noise(
     batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim, draw)
     leading = x.shape[:axis] + x.shape[axis + 1 :]
     inputs.check_center(center, x, axis)
-    covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
+    block_size, covered = check_blocks(block_size, coverage, spatial=x.ndim - 1 - axis)
     weight = None if mask is None else inputs.mask_weight(mask, x, axis)
     # With sync an empty batch must take part too: the other processes wait for it.
     if not active or (x.numel() == 0 and not (sync and inputs.processes() > 1)):
@@ -183,14 +183,13 @@ def turn_about(
     return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # padding stays, even NaN
 
 
-def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> float:
-    """Check both arguments; return the coverage to use, 1 without blocks."""
+def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> tuple[int | None, float]:
+    """Check both arguments; return the size and the coverage to use, which is 1 without blocks."""
     if block_size is None:
         if coverage is not None:
             raise ValueError(f"coverage = {coverage!r} is the share that blocks cover: give block_size too")
-        return 1.0
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-        raise ValueError(f"block_size must be a positive integer or None, got {block_size!r}")
+        return None, 1.0
+    size = strength.check_integer("block_size", block_size, 1, also="None")
     fraction = 0.1 if coverage is None else coverage
     if not isinstance(fraction, float):  # torch.compile knows only the type of a symbolic number
         fraction = strength.check_number("coverage", fraction)
@@ -198,4 +197,4 @@ def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -
         raise ValueError(f"coverage must be in (0, 1], got {fraction!r}; for no noise set p = 0")
     if spatial == 0:
         raise ValueError("block_size needs axes after the feature axis to lay blocks on; use RotationOut1d, 2d or 3d")
-    return fraction
+    return size, fraction

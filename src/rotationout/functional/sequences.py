@@ -75,7 +75,7 @@ def dropout_multiplier(
 ) -> Tensor:
     """A random tensor of 0 with probability ``rate``, else 1 / (1 − rate), of the dtype and device of ``like``."""
     uniform = torch.rand(shape, dtype=torch.float32, **random_source(generator, like.device))
-    return ((uniform >= rate) / (1 - rate)).to(like.dtype)
+    return ((uniform >= rate).to(uniform.dtype) / (1 - rate)).to(like.dtype)
 
 
 def sequence_axis(x: Tensor, batch_first: bool) -> int | None:

@@ -49,7 +49,8 @@ def cut(x: Tensor, share: float | Tensor, active: bool, *, generator: torch.Gene
     check_dense(x)
     if not active or x.numel() == 0:
         return x
-    root = (share if isinstance(share, Tensor) else torch.full((), share, device=x.device)).sqrt()
+    area = share if isinstance(share, Tensor) else torch.full((), share, dtype=torch.float32, device=x.device)
+    root = area.sqrt()
     source = random_source(generator, x.device)
 
     def inside(size: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import opaque, reference, small
-from .dispatch import implementation
+from .dispatch import implementation, is_recorded
 
 __all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
@@ -39,7 +39,7 @@ def rotate(
     backend: str | None = None,
 ) -> Tensor:
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
-    if tan.requires_grad or backend == "reference" or _is_batched(x):  # e.g. a learned angle: autograd sees every step
+    if _in_plain_torch(x, tan, backend):
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed:
@@ -65,7 +65,7 @@ def rotate_centred(
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
-    if tan.requires_grad or backend == "reference" or _is_batched(x):
+    if _in_plain_torch(x, tan, backend):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed:
@@ -96,6 +96,11 @@ def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> Non
 def _untracked(x: Tensor) -> ModuleType:
     """The implementation for results that need no gradient."""
     return reference if _is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
+
+
+def _in_plain_torch(x: Tensor, tan: Tensor, backend: str | None) -> bool:
+    """Whether every step must be torch's own: for a learned angle, which autograd follows, and for torch.jit.trace."""
+    return tan.requires_grad or backend == "reference" or is_recorded() or _is_batched(x)
 
 
 def _is_transformed() -> bool:

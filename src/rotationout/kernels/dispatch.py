@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ..strength import check_choice
 from . import cpu, opaque, reference, small
 
-__all__ = ["BACKENDS", "implementation", "sampler"]
+__all__ = ["BACKENDS", "implementation", "is_recorded", "sampler"]
 
 BACKENDS = ("reference", "small", "cpu", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -43,12 +43,19 @@ def sampler(device: torch.device | None, features: int, structured: bool) -> Mod
         return None
     if torch.compiler.is_compiling():
         return opaque if structured or features <= opaque.SORT_LIMIT else None
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    transformed = is_recorded() or torch._C._functorch.peek_interpreter_stack() is not None
     return None if transformed or _get_current_dispatch_mode() is not None else _triton()
+
+
+def is_recorded() -> bool:
+    """Whether torch.jit.trace records this: only what torch itself computes is recorded."""
+    return torch._C._get_tracing_state() is not None
 
 
 def _obstacle(backend: str, x: Tensor) -> str:
     """Why an implementation cannot run on ``x``; empty if it can."""
+    if backend != "reference" and is_recorded():
+        return "is unknown to torch.jit.trace"
     if backend in ("small", "cpu"):
         if x.device.type != "cpu":
             return f"runs on CPU tensors, got one on {x.device}"

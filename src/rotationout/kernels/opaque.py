@@ -128,6 +128,6 @@ def sample(
     """See `rotationout.kernels.triton.sample`. The seed is drawn outside the operator, where the compiler sees it."""
     source: dict[str, Any] = {} if generator is None else {"generator": generator}  # None refuses symbolic sizes
     seed = torch.randint(2**63 - 1, (), device=device, **source)
-    given = scale if isinstance(scale, Tensor) else torch.full((), scale, device=device)
+    given = scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=torch.float32, device=device)
     tan, index = draw(seed, given, pairs, angles, features, structured, law, one_sided)
     return tan, index, seed if structured else None

@@ -99,8 +99,8 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         kind = strength.check_choice("noise", self.noise, NOISES)
         rate = strength.check_rate(self.p)
         copies = self.n_copies
-        if copies != "auto" and (not isinstance(copies, int | np.integer) or isinstance(copies, bool) or copies < 1):
-            raise ValueError(f"n_copies must be a positive integer or 'auto', got {copies!r}")
+        if copies != "auto":
+            copies = strength.check_integer("n_copies", copies, 1, also="'auto'")
         fewest = 2 if kind == "rotation" else 1  # a pair
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_min_features=fewest)
         check_classification_targets(y)

@@ -84,9 +84,7 @@ def rotation_condition_bound(features: int, p: float) -> float:
     >>> rotation_condition_bound(65, 0.5)
     64.0
     """
-    if isinstance(features, bool) or not isinstance(features, int | np.integer) or features < 2:
-        raise ValueError(f"features must be an integer, at least 2 to have a pair, got {features!r}")
-    share = strength.to_lam("dropout", p) / (int(features) - 1)
+    share = strength.to_lam("dropout", p) / (strength.check_integer("features", features, 2) - 1)
     return max(1 / share, share) if share > 0 else math.inf
 
 

@@ -95,9 +95,10 @@ def _noise(p: float, features: int) -> tuple[float, Array, Array]:
     sigma = math.sqrt(strength.to_lam("dropout", p))
     if sigma == 0.0:
         raise ValueError("p must be positive: without noise no point crosses a boundary")
-    if isinstance(features, bool) or not isinstance(features, int | np.integer) or features < 2 or features % 2:
-        raise ValueError(f"features must be an even integer, at least 2, got {features!r}")
-    return sigma, *_shares(int(features))
+    number = strength.check_integer("features", features, 2)
+    if number % 2:
+        raise ValueError(f"features must be an even integer, got {number}")
+    return sigma, *_shares(number)
 
 
 @functools.lru_cache(maxsize=64)

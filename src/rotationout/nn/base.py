@@ -140,14 +140,11 @@ class CentredNoise(Noise):
         if center != "running":
             self.running_mean = None
             return
-        fewest = self._fewest_features
-        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < fewest:
-            raise ValueError(
-                f"center='running' needs num_features, the size of the feature axis, at least {fewest}, "
-                f"got {num_features!r}"
-            )
+        if num_features is None:
+            raise ValueError("center='running' needs num_features, the size of the feature axis, got None")
+        size = strength.check_integer("num_features", num_features, self._fewest_features)
         with torch.inference_mode(False):
-            self.register_buffer("running_mean", torch.zeros(num_features))
+            self.register_buffer("running_mean", torch.zeros(size))
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .. import strength
 from ..functional.elementwise import multiply
 from ..rotation import resolve_axis
 from .arguments import NEVER_IN_PLACE, checked
@@ -29,9 +30,7 @@ class _Elementwise(CentredNoise):
         sync: bool = False,
     ) -> None:
         super().__init__(p, self._multiplier, center=center, num_features=num_features, momentum=momentum, sync=sync)
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise TypeError(f"dim must be an integer, the feature axis, got {type(dim).__name__} {dim!r}")
-        self.dim = dim
+        self.dim = strength.check_integer("dim", dim)
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         return resolve_axis("dim", self.dim, x.ndim), None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from .. import strength
 from ..functional.sequences import Sequences
 from .arguments import checked
 from .stack_noise import disturb, noise_for
@@ -51,15 +52,13 @@ class _NoisyStack(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-            raise ValueError(f"num_layers must be a positive integer, got {num_layers!r}")
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
+        self.input_size = input_size = strength.check_integer("input_size", input_size, 1)
+        self.hidden_size = hidden_size = strength.check_integer("hidden_size", hidden_size, 1)
+        self.num_layers = num_layers = strength.check_integer("num_layers", num_layers, 1)
         self.bias = bias
         self.batch_first = batch_first
         self.bidirectional = bidirectional
-        self.proj_size = proj_size
+        self.proj_size = proj_size = strength.check_integer("proj_size", proj_size, 0)
         self.input_noise = noise_for("input_noise", input_noise, batch_first)
         self.layers = nn.ModuleList()
         self.layer_noises = nn.ModuleList()

@@ -163,8 +163,8 @@ class _RotationOutMaps(_RotationOutNd):
         self, p: float = 0.5, *, block_size: int | None = None, coverage: float | None = None, **choices: Any
     ) -> None:
         super().__init__(p, **choices)
-        covered = check_blocks(block_size, coverage, spatial=len(self._shape.split(", ")))
-        self.block_size, self.coverage = block_size, None if block_size is None else covered
+        self.block_size, covered = check_blocks(block_size, coverage, spatial=len(self._shape.split(", ")))
+        self.coverage = None if block_size is None else covered
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         spatial = len(self._shape.split(", "))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .. import strength
 from ..nn import NoisyGRU, NoisyLSTM, ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
@@ -138,8 +139,8 @@ def plan(
         raise ValueError("give before or after, not both; insert twice to have noise on both sides")
     if before is None and after is None and where is None:
         raise ValueError("say where: before=… or after=…, a type or a pattern of names, or where=…, a predicate")
-    if isinstance(dim, bool) or not isinstance(dim, int | None):
-        raise TypeError(f"dim must be an integer, the feature axis, got {type(dim).__name__} {dim!r}")
+    if dim is not None:
+        dim = strength.check_integer("dim", dim, also="None")
     side, selection = ("before", before) if before is not None else ("after", nn.Module if after is None else after)
     found = candidates(model)
     argument = side if before is not None or after is not None else "where"

@@ -7,6 +7,7 @@ or that a noise works on any axis.
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 from torch import nn
 
@@ -76,8 +77,8 @@ def width_of_module(module: nn.Module, side: str) -> int | None:
     }
     for name in given[side]:
         size = getattr(module, name, None)
-        if isinstance(size, int):
-            return size or None  # zero in a lazy module before its first call
+        if isinstance(size, Integral):
+            return int(size) or None  # zero in a lazy module before its first call
     return None
 
 

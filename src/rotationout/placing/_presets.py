@@ -10,6 +10,7 @@ import re
 
 from torch import nn
 
+from .. import strength
 from ..nn import RotationOut, RotationOut2d
 from ._insert import Noises, place, plan
 from ._report import Report
@@ -85,8 +86,7 @@ def insert_blocks(
 def _stages(model: nn.Module, last: int) -> list[str]:
     """The names of the last stages, in their order."""
     check_model(model)
-    if isinstance(last, bool) or not isinstance(last, int) or last < 1:
-        raise ValueError(f"the number of stages must be a positive integer, got {last!r}")
+    last = strength.check_integer("last, the number of stages,", last, 1)
     names = [candidate.name for candidate in candidates(model)]
     numbered: dict[str, list[tuple[int, str]]] = {}
     for name in names:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import strength
 from ..nn import LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
 from ..nn.base import CentredNoise
 from ..registry import is_noise
@@ -102,9 +103,9 @@ def predict_samples(
     >>> mean.shape, bool((std > 0).all())
     (torch.Size([10, 3]), True)
     """
-    for name, number, least in (("n", n, 2), ("batch_size", 1 if batch_size is None else batch_size, 1)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"{name} must be an integer, at least {least}, got {number!r}")
+    n = strength.check_integer("n", n, 2)
+    if batch_size is not None:
+        batch_size = strength.check_integer("batch_size", batch_size, 1, also="None")
     args, kwargs = _arguments(x)
     examples = _examples([*args, *kwargs.values()])
     most = examples if batch_size is None else batch_size

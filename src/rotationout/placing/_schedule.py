@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule"]
 
+_MEMORY = "_scheduled"
+"""An attribute of scheduled noises, kept by copies: the p that the noise was given, and what a schedule made of it."""
+
 
 class Schedule:
-    """Sets the strength of noises step by step: p = factor(step) times the p that the noise had at first.
+    """Sets the strength of noises step by step: p = factor(step) times the p that the noise was given.
 
     Call `step` once after every optimizer step. A compiled model follows without recompiling, except once when p
     becomes exactly zero or stops being zero (`early`, `late`, `fade_out`): noise that is off costs nothing.
 
     p is not part of a model's state_dict: save ``schedule.state_dict()`` too. To resume, build model and schedule as
     before and load both.
+
+    A new schedule of the same noises replaces the one before: it starts from the p that they were given, not from what
+    the other schedule has made of it. A p that is set by hand in between is a new p.
 
     Args:
         noises: a model, all of whose `rotationout` layers are scheduled; the report of `rotationout.insert`; modules
@@ -64,13 +70,13 @@ class Schedule:
             self.factor = lambda step: first(step) * factor(step)
         else:
             self.noises, self.factor = _check_noises(noises), factor
-            self.base = [float(noise.p) for noise in self.noises]
+            self.base = [_given(noise) for noise in self.noises]
         self.last_step = 0
         self._set(0, self.base)
 
     @classmethod
     def constant(cls, noises: _Noises | Schedule) -> Self:
-        """Keep the strength that the noises have."""
+        """Keep the strength that the noises were given."""
         return cls(noises, lambda step: 1.0)
 
     @classmethod
@@ -79,26 +85,26 @@ class Schedule:
 
         It starts at 1 / steps and not at zero, so that a compiled model has one graph.
         """
-        _check_steps("steps", steps, 1)
+        steps = strength.check_integer("steps", steps, 1)
         return cls(noises, lambda step: min((step + 1) / steps, 1.0))
 
     @classmethod
     def early(cls, noises: _Noises | Schedule, *, until: int) -> Self:
         """Switch noise off at step ``until`` ("early dropout", Liu et al. 2023)."""
-        _check_steps("until", until, 0)
+        until = strength.check_integer("until", until, 0)
         return cls(noises, lambda step: 1.0 if step < until else 0.0)
 
     @classmethod
     def late(cls, noises: _Noises | Schedule, *, start: int) -> Self:
         """Switch noise on at step ``start`` ("late dropout", Liu et al. 2023)."""
-        _check_steps("start", start, 0)
+        start = strength.check_integer("start", start, 0)
         return cls(noises, lambda step: 1.0 if step >= start else 0.0)
 
     @classmethod
     def fade_out(cls, noises: _Noises | Schedule, *, steps: int, start: int = 0) -> Self:
         """Fall linearly to zero over ``steps`` steps, beginning at step ``start``."""
-        _check_steps("steps", steps, 1)
-        _check_steps("start", start, 0)
+        steps = strength.check_integer("steps", steps, 1)
+        start = strength.check_integer("start", start, 0)
         return cls(noises, lambda step: min(max(1.0 - (step - start) / steps, 0.0), 1.0))
 
     def step(self) -> None:
@@ -107,7 +113,7 @@ class Schedule:
         self.last_step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and the strengths at first; the factor is not saved."""
+        """The step and the strengths that the noises were given; the factor is not saved."""
         return {"last_step": self.last_step, "base": list(self.base)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -133,6 +139,14 @@ class Schedule:
             for noise, rate in zip(self.noises, before, strict=True):
                 noise.p = rate
             raise
+        for noise, given in zip(self.noises, base, strict=True):
+            setattr(noise, _MEMORY, (given, noise.p))
+
+
+def _given(noise: Any) -> float:
+    """The p that a noise was given: its own p, unless a schedule has set that."""
+    given, scheduled = getattr(noise, _MEMORY, (noise.p, noise.p))
+    return float(given if noise.p == scheduled else noise.p)
 
 
 def _check_noises(noises: _Noises) -> list[Any]:
@@ -155,8 +169,3 @@ def _check_noises(noises: _Noises) -> list[Any]:
     if not found:
         raise ValueError("there is no noise to schedule")
     return found
-
-
-def _check_steps(name: str, steps: int, least: int) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:
-        raise ValueError(f"{name} must be an integer, at least {least}, got {steps!r}")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ... import strength
 from ..arguments import checked
 from .statistics import Examples, chunk_moments, chunks, example_moments
 
@@ -45,10 +46,8 @@ class ChunkedNorm(_BatchNorm):
         ghost_batch: int | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        if ghost_batch is not None and (
-            isinstance(ghost_batch, bool) or not isinstance(ghost_batch, int) or ghost_batch < 2
-        ):
-            raise ValueError(f"ghost_batch must be None or a whole number of at least 2 examples, got {ghost_batch!r}")
+        if ghost_batch is not None:
+            ghost_batch = strength.check_integer("ghost_batch", ghost_batch, 2, also="None")
         self.ghost_batch = ghost_batch
 
     def forward(self, input: Tensor) -> Tensor:
