@@ -11,6 +11,9 @@ from ..recipes import TABLES, name_of
 
 __all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "shown_p", "significance", "spread"]
 
+ROUNDING = 1e-9
+"""Accuracies in per cent that are equal differ by less than this, and others by far more."""
+
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The records of each row, in the order of the recipe's table; rows that it does not have come last.
@@ -65,16 +68,19 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
 def paired_p_value(differences: Sequence[float]) -> float:
     """Student's two-sided t-test of whether differences within pairs are zero on average; NaN for fewer than two.
 
-    >>> round(paired_p_value([1.0, 2.0, 3.0]), 3), paired_p_value([1.0, 1.0]), paired_p_value([0.0, 0.0])
-    (0.074, 0.0, 1.0)
-    >>> paired_p_value([1.0])
-    nan
+    Also NaN where all differences are the same but for rounding, and not zero. Accuracies come in steps of one example,
+    so a few differences can agree by chance: without a deviation the test can say nothing about them.
+
+    >>> round(paired_p_value([1.0, 2.0, 3.0]), 3), paired_p_value([0.0, 0.0])
+    (0.074, 1.0)
+    >>> paired_p_value([1.0]), paired_p_value([62.13 - 62.12, 58.44 - 58.43])
+    (nan, nan)
     """
     from scipy.stats import t
 
     mean, sd = mean_sd(differences)
-    if sd == 0:
-        return float(mean == 0)
+    if sd < ROUNDING:
+        return 1.0 if abs(mean) < ROUNDING else math.nan
     return float(2 * t.sf(abs(mean) / (sd / len(differences) ** 0.5), len(differences) - 1))
 
 

@@ -21,6 +21,7 @@ MEANING = (
 SINGLE = "Some rows are single runs: their differences may be due to chance."
 """What is said where no error can be given."""
 RACE = ("ahead of", "behind")
+UNCLEAR = "not significantly different from"
 NAMES = {"none": "no noise"}
 """What rows are called in sentences, where their own names would mislead: ahead of none."""
 
@@ -59,12 +60,16 @@ def place(
     (('behind', '−2.00 points, p = 0.030'), ('not significantly different from', '+2.00 points, p = 0.300'))
     >>> place(-2.0, math.nan, 1, "edits", lower=True)
     ('ahead of', '−2.00 edits in single runs')
+    >>> place(-2.0, math.nan, 2, "points"), place(0.0, math.nan, 2, "points")  # runs that are all the same
+    (('not significantly different from', '−2.00 points'), ('level with', '+0.00 points'))
     """
-    where = "level with" if difference == 0 else words[(difference < 0) != lower]
-    chance = " in single runs" if runs < 2 else ""
-    if not math.isnan(p):  # it is one for runs that are all the same, too
+    side = words[(difference < 0) != lower]
+    if math.isnan(p):  # single runs, or runs that are all the same
+        where = "level with" if difference == 0 else side if runs < 2 else UNCLEAR
+        chance = " in single runs" if runs < 2 else ""
+    else:
+        where = side if p < LEVEL else UNCLEAR
         chance = f", p = {shown_p(p)}".replace("= <", "<")
-        where = where if p < LEVEL else "not significantly different from"
     return where, f"{difference:+.2f} {unit}".replace("-", "−") + chance
 
 
