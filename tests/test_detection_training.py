@@ -172,6 +172,7 @@ def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, mon
             assert cli.main(["table", path.parent.name, *out]) == 0
             assert "| rotation | 1 | – | 38.2 | – | 56.2 | – | 41.0 |\n" in capsys.readouterr().out
             score = ["score", path.parent.name, *out, "--data", str(album), "--picture", str(tmp_path / "figures")]
+            path.with_name(f"._{path.name}").write_text("left by a system, and no record")
             assert cli.main(score) == 0
             printed = capsys.readouterr().out
             assert f"{path}: ap " in printed

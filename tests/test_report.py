@@ -126,11 +126,12 @@ def test_empty_columns_are_left_out() -> None:
 
 
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
-    """Under the name of their table and the changes, by the table of their task; other folders are not looked at."""
+    """By the table of their task, under its name and the changes; other folders, and hidden files, are ignored."""
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd_p=0.1_weight_decay=0.5")
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "todo.json").write_text("[]")
+    for place, hidden in (("notes", "todo.json"), ("bccd_p=0.3", "._none_seed0.json"), ("bccd", "._none_seed0.json")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / hidden).write_text("[]")
     sections = whole.sections(tmp_path, figures=False)
     assert [section.title for section in sections] == [
         "Table 3 on BCCD’s blood cells, which stand in for COCO",

@@ -28,12 +28,15 @@ __all__ = [
     "missing",
     "read_record",
     "read_records",
+    "record_files",
     "record_path",
     "refuse_if_recorded",
     "save_checkpoint",
     "write_beside",
     "write_record",
 ]
+
+PACKAGE = Path(__file__).parents[1]
 
 
 def record_path(folder: Path, config: Config) -> Path:
@@ -80,10 +83,14 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
-    """All records of a recipe, ordered by row and seed. Hidden files, which some systems leave, are ignored."""
-    paths = [path for path in (folder / recipe).glob("*.json") if not path.name.startswith(".")]
-    records = [read_record(path) for path in paths]
+    """All records of a recipe, ordered by row and seed."""
+    records = [read_record(path) for path in record_files(folder / recipe)]
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files of all records in the folder of a recipe. Hidden files, which some systems leave, are ignored."""
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -135,9 +142,8 @@ def machine(device: torch.device) -> dict[str, str]:
     }
 
 
-def _commit() -> str:
-    """The git commit of this package, with ``-changed`` if files differ from it; empty outside a repository."""
-    package = Path(__file__).parents[1]
+def _commit(package: Path = PACKAGE) -> str:
+    """The git commit of a package, with ``-changed`` if files differ from it; empty outside a repository."""
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")
         changed = _git(package, "status", "--porcelain", "--", ".")
