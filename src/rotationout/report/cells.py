@@ -36,8 +36,11 @@ def ran(records: Sequence[dict[str, Any]]) -> str:
 
     >>> ran([{"device": "a GPU"}, {"device": "a GPU"}])
     '2 runs in all, on a GPU'
+    >>> ran([{"device": "a GPU"}])
+    '1 run in all, on a GPU'
     """
-    return f"{len(records)} runs in all, on {', '.join(sorted({record['device'] for record in records}))}"
+    count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
+    return f"{count} in all, on {', '.join(sorted({record['device'] for record in records}))}"
 
 
 def spread(values: Sequence[float]) -> str:
