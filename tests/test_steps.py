@@ -1,10 +1,13 @@
-"""What each update of a run is done with: its learning rate, its noise and its mode; and the loss of an epoch."""
+"""What each update of a run is done with, and what is made of the epochs: their loss, and the results of a run."""
 
 import statistics
 
 import pytest
 import torch
+from tests.test_cifar import images
 from tests.test_run import Plane, rows
+from tests.test_training import _small as _small  # a fixture
+from tests.test_training import config, make
 from tests.training_runs import finish
 from torch import Tensor
 
@@ -18,14 +21,12 @@ class Watched(Plane):
         data = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
         super().__init__(config, data, torch.device("cpu"))
         self.rates: list[float] = []
-        self.strengths: list[float] = []
         self.modes: list[bool] = []
         self.each_loss: list[float] = []
 
     def batch_loss(self) -> Tensor:
         loss = super().batch_loss()
         self.rates.append(round(float(self.optimizer.param_groups[0]["lr"]), 6))
-        self.strengths.append(round(float(self.network[1].p), 6))
         self.modes.append(self.network.training)
         self.each_loss.append(loss.item())
         return loss
@@ -43,12 +44,6 @@ def test_the_learning_rate_changes_at_its_milestones_and_after_the_warm_up() -> 
     assert run.rates == [0.05, 0.1, 0.1, 0.1, 0.1] + [0.05] * 6 + [0.025] * 2
 
 
-def test_a_ramp_begins_with_the_first_update_and_a_fade_would_be_at_zero_after_the_last() -> None:
-    run = watched(p=0.4, ramp=4, fade_out=4)
-    assert run.strengths == [0.1, 0.2, 0.3] + [0.4] * 7 + [0.3, 0.2, 0.1]
-    assert run.network[1].p == pytest.approx(0.1), "studies of the trained network need the last noise"
-
-
 def test_every_update_is_in_training_mode_also_after_a_test() -> None:
     assert watched().modes == [True] * 13
 
@@ -58,3 +53,32 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_updates() -> None:
     run = watched()
     parts = (run.each_loss[:5], run.each_loss[5:10], run.each_loss[10:])
     assert run.losses == pytest.approx([statistics.fmean(part) for part in parts])
+
+
+@pytest.mark.usefixtures("_small")
+def test_results_are_the_best_epoch_and_the_mean_of_the_last_ten() -> None:
+    """Of the curve in full, not as it is rounded for the record; of fewer epochs, the mean of all."""
+    run = make(images(16), images(4, seed=1))(config())
+    run.curves = {"test_curve": [0.9, 0.8, 0.123456789, *[0.5] * 9]}
+    assert run.result == pytest.approx({"best_top1": 90.0, "last10_top1": 46.23456789}, rel=1e-12)
+    run.curves = {"test_curve": [0.25, 0.75]}
+    assert run.result == {"best_top1": 75.0, "last10_top1": 50.0}
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_test_is_without_noise_and_leaves_the_network_as_it_is() -> None:
+    """Neither random numbers are drawn nor statistics of BatchNorm gathered, and the images are neither cropped nor
+    mirrored."""
+    run = make(images(16), images(40, seed=1))(config())
+    run.advance()
+    run.network.train()
+    before = {name: value.clone() for name, value in run.network.state_dict().items()}
+    drawn = torch.get_rng_state()
+    right = run.test()["test_curve"]
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, value in run.network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    seen = torch.cat([run.test_source.batch()[0] for _ in run.test_batches()])
+    assert torch.equal(seen, run.prepare(run.test_images.pixels))
+    logits = run.network.eval()(seen)
+    assert right == (logits.argmax(1) == run.test_images.labels).float().mean().item()

@@ -113,6 +113,7 @@ def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list
         rates.append(layer.p)
         run.advance()
     assert rates == pytest.approx(expected)
+    assert layer.p == rates[-1], "studies of the trained network need the last noise"
 
 
 @pytest.mark.usefixtures("_small")
