@@ -84,6 +84,28 @@ def test_time_left_is_that_of_the_steps_since_it_began(tmp_path: Path, monkeypat
     assert resumed.seconds == pytest.approx(10.0)
 
 
+def test_checkpoints_are_written_now_and_then_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
+    clock = sweep._Clock(float("inf"), [])
+    saved = []
+    for _ in range(200):  # seconds
+        now[0] += 1
+        clock.tick()
+        saved += [now[0] - 100] if clock.should_save else []
+    assert saved == [46, 92, 138, 184]
+
+
+def test_a_run_names_each_machine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that it was on before another."""
+    for commit in ("first", "first", "second", "first"):
+        monkeypatch.setenv("ROTATIONOUT_COMMIT", commit)
+        each = job.Job(rows()[0], new, tmp_path)
+        each.advance()
+        assert each.save() == ""
+    assert [machine["commit"] for machine in each.history["machines"]] == ["first", "second"]
+
+
 class Writer:
     """Stands for TensorBoard's."""
 
