@@ -148,6 +148,14 @@ def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
     ]
 
 
+def test_detectors_are_compared_with_those_that_start_from_the_same_weights() -> None:
+    scores = {"none": (40.0, 40.1), "none, ImageNet": (30.0, 30.1), "rotation, ImageNet": (30.0, 30.1)}
+    runs = [{"row": row, "recipe": "coco", "ap": ap} for row, values in scores.items() for ap in values]
+    table = table3(runs)
+    tests = {row[0]: row[table.header.index("p, none")] for row in table.rows}
+    assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000"}
+
+
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
     """By the table of their task, under its name and the changes; other folders, and hidden files, are ignored."""
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd_p=0.1_weight_decay=0.5")

@@ -1,10 +1,12 @@
 """Small batches beyond the core: theory against scipy, the study and its figures."""
 
 import csv
+import io
 import json
 import math
 import statistics
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -87,11 +89,18 @@ def test_factor_of_cross_norm_against_scipy(size: int) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small_batch") / "out"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
         patch.setattr(small_batch, "TRAIN_EXAMPLES", 128)
         patch.setattr(small_batch, "AVERAGED_EPOCHS", 1)
         assert small_batch.main(["--epochs", "1", "--seeds", "2", "--out", str(folder)]) == 0
+    (folder / "printed").write_text(printed.getvalue(), encoding="utf-8")
     return folder
+
+
+def test_the_bar_is_not_among_the_results(out: Path) -> None:
+    printed = (out / "printed").read_text(encoding="utf-8")
+    assert "Digits at small batch sizes" in printed
+    assert "Training" not in printed
 
 
 def test_rows_are_complete_and_paired(out: Path) -> None:

@@ -190,12 +190,13 @@ def plan(seeds: int) -> Iterator[tuple[str, int, bool, int]]:
 
 def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
     """Train and test all networks of `plan`, with a progress bar."""
+    from rich.console import Console
     from rich.progress import track
 
     data = load_data()
     results = []
     with one_thread():
-        for norm, size, ghost, seed in track(list(plan(seeds)), description="Training"):
+        for norm, size, ghost, seed in track(list(plan(seeds)), "Training", console=Console(stderr=True)):
             results += train(data, norm, size, ghost, seed, epochs)
     settings = {
         "train_examples": TRAIN_EXAMPLES,
