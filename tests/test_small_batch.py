@@ -159,6 +159,21 @@ def test_verdict_counts_what_is_clear() -> None:
     assert "better than BatchNorm in 0 of 1 comparisons, worse in 0" in report.verdict(study, "cross")
 
 
+def test_a_loss_that_is_lower_is_better() -> None:
+    losses = {"batch": 1.0, "poly": 1.5, "cross": 0.5}
+    results = [
+        small_batch.Result(name, 8, False, "running", seed, 0.9, loss + 0.01 * seed * (name != "batch"), 1.0)
+        for seed in range(3)
+        for name, loss in losses.items()
+    ]
+    study = SmallBatchStudy({}, results)
+    assert report.verdict(study, "poly", "test_loss").endswith("; worse: batches of 8 (running).")
+    assert report.verdict(study, "cross", "test_loss").endswith("; better: batches of 8 (running).")
+    assert "better than BatchNorm in 0 of 1 comparisons, worse in 0" in report.verdict(study, "cross"), (
+        "accuracies that are all the same"
+    )
+
+
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     study = SmallBatchStudy({}, [small_batch.Result("batch", 8, False, "running", 0, 0.5, 1.0, 1.0)])
     study.save(tmp_path / "one.json")

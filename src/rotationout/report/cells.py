@@ -9,10 +9,25 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes import TABLES, name_of
 
-__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "shown_p", "significance", "spread"]
+__all__ = [
+    "CLEAR",
+    "by_row",
+    "differs",
+    "is_clear",
+    "marked",
+    "p_value",
+    "paired_p_value",
+    "ran",
+    "shown_p",
+    "significance",
+    "spread",
+]
 
 ROUNDING = 1e-9
-"""Accuracies in per cent that are equal differ by less than this, and others by far more."""
+"""Accuracies that are equal, in per cent or as fractions, differ by less than this, and others by far more."""
+
+CLEAR = 3.0
+"""A paired difference of more standard errors is called clear: studies make twenty or thirty comparisons."""
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -85,6 +100,17 @@ def paired_p_value(differences: Sequence[float]) -> float:
     if sd < ROUNDING:
         return 1.0 if abs(mean) < ROUNDING else math.nan
     return float(2 * t.sf(abs(mean) / (sd / len(differences) ** 0.5), len(differences) - 1))
+
+
+def is_clear(difference: float, error: float) -> bool:
+    """Whether a paired difference is more than `CLEAR` standard errors.
+
+    Never without an error to compare with: of a single pair it is NaN, and zero where pairs agree to the last example.
+
+    >>> is_clear(-0.04, 0.01), is_clear(0.02, 0.01), is_clear(0.04, math.nan), is_clear(0.04, 0.0)
+    (True, False, False, False)
+    """
+    return error > ROUNDING and abs(difference) > CLEAR * error
 
 
 def significance(one: Sequence[float], other: Sequence[float]) -> str:
