@@ -8,7 +8,7 @@ from tests.test_cifar import images
 from tests.test_run import Plane, rows
 from tests.test_training import _small as _small  # a fixture
 from tests.test_training import config, make
-from tests.training_runs import finish
+from tests.training_runs import assert_tests_in_eval_mode, finish
 from torch import Tensor
 
 from rotationout.experiments.config import Config
@@ -67,17 +67,10 @@ def test_results_are_the_best_epoch_and_the_mean_of_the_last_ten() -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_a_test_is_without_noise_and_leaves_the_network_as_it_is() -> None:
-    """Neither random numbers are drawn nor statistics of BatchNorm gathered, and the images are neither cropped nor
-    mirrored."""
+    """And the images are neither cropped nor mirrored."""
     run = make(images(16), images(40, seed=1))(config())
     run.advance()
-    run.network.train()
-    before = {name: value.clone() for name, value in run.network.state_dict().items()}
-    drawn = torch.get_rng_state()
-    right = run.test()["test_curve"]
-    assert torch.equal(torch.get_rng_state(), drawn)
-    for name, value in run.network.state_dict().items():
-        assert torch.equal(value, before[name]), name
+    right = assert_tests_in_eval_mode(run)["test_curve"]
     seen = torch.cat([run.test_source.batch()[0] for _ in run.test_batches()])
     assert torch.equal(seen, run.prepare(run.test_images.pixels))
     logits = run.network.eval()(seen)
