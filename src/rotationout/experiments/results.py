@@ -34,6 +34,7 @@ __all__ = [
     "save_checkpoint",
     "write_beside",
     "write_record",
+    "write_whole",
 ]
 
 PACKAGE = Path(__file__).parents[1]
@@ -60,7 +61,7 @@ def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
     """
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
     text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
 
 
 def refuse_if_recorded(path: Path) -> None:
@@ -71,7 +72,7 @@ def refuse_if_recorded(path: Path) -> None:
 
 def write_beside(record: Path, ending: str, content: bytes) -> None:
     """Write a further file of a run: beside its record, under the same name with ``ending`` instead of ``.json``."""
-    _replace(record.with_suffix(ending), lambda temporary: temporary.write_bytes(content))
+    write_whole(record.with_suffix(ending), lambda temporary: temporary.write_bytes(content))
 
 
 def amend_record(path: Path, found: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     config = record.pop("config")
     text = json.dumps({**record, **found, "config": config}, indent=1) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
@@ -108,7 +109,7 @@ def read_record(path: Path) -> dict[str, Any]:
 def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: dict[str, Any]) -> None:
     """Write a checkpoint: the ``state`` that a run continues from, and the ``history`` for its record."""
     content = {"config": asdict(config), "state": state, "history": history}
-    _replace(path, lambda temporary: torch.save(content, temporary))
+    write_whole(path, lambda temporary: torch.save(content, temporary))
 
 
 def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -157,8 +158,14 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _replace(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Let ``write`` write a file atomically: whole or not at all; if ``new``, an error where there is one already."""
+def write_whole(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
+    """Let ``write`` write a file atomically: whole or not at all; if ``new``, an error where there is one already.
+
+    Args:
+        path: the file; missing folders are created.
+        write: writes the content to the temporary path that it is given.
+        new: do not replace a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
