@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotationout.experiments import cifar
+from rotationout.experiments import cifar, networks, tasks
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import load_images
 from rotationout.recipes.cifar100 import resnet110
@@ -121,3 +121,14 @@ def test_no_run_is_trained_on_what_it_is_tested_on(tmp_path: Path, monkeypatch: 
     assert (len(train), len(test)) == (300, 100)
     assert sorted(train + test) == list(range(400))
     assert (train_again, test_again) == (train, test)
+
+
+def test_runs_that_hold_out_other_images_do_not_share_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "COUNTS", {"train": 400, "test": 200})
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    for split in cifar.COUNTS:
+        write_cifar(tmp_path, split)
+    make = tasks.maker(tmp_path, torch.device("cpu"))
+    runs = [make(resnet110().replace(held_out=held, precision="fp32")) for held in (0, 100, 0)]
+    assert [(len(run.train_images), len(run.test_images)) for run in runs] == [(400, 200), (300, 100), (400, 200)]
+    assert runs[0].train_images is runs[2].train_images
