@@ -11,6 +11,7 @@ from tests.test_training import config, make
 from tests.training_runs import assert_tests_in_eval_mode, finish
 from torch import Tensor
 
+from rotationout.experiments import cifar
 from rotationout.experiments.config import Config
 
 
@@ -72,6 +73,20 @@ def test_a_test_is_without_noise_and_leaves_the_network_as_it_is() -> None:
     run.advance()
     right = assert_tests_in_eval_mode(run)["test_curve"]
     seen = torch.cat([run.test_source.batch()[0] for _ in run.test_batches()])
-    assert torch.equal(seen, run.prepare(run.test_images.pixels))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar.MEAN, cifar.STD))
+    torch.testing.assert_close(seen, (run.test_images.pixels / 255 - mean) / std)
     logits = run.network.eval()(seen)
     assert right == (logits.argmax(1) == run.test_images.labels).float().mean().item()
+
+
+@pytest.mark.usefixtures("_small")
+def test_an_update_is_that_of_sgd_with_momentum_and_weight_decay() -> None:
+    """w ← w − rate · v with v ← momentum · v + gradient + decay · w: here the gradient is zero."""
+    run = make(images(16), images(4, seed=1))(config(momentum=0.5, weight_decay=0.1, learning_rate=0.2))
+    weight = run.network.get_parameter("head.weight")
+    first = weight.detach().clone()
+    for expected in (0.98 * first, 0.98 * first - 0.2 * (0.5 * 0.1 * first + 0.1 * 0.98 * first)):
+        for parameter in run.network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        run.optimizer.step()
+        torch.testing.assert_close(weight.detach(), expected)
