@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from rotationout.experiments import results
 
 __all__ = ["RESULTS", "write"]
 
@@ -16,8 +17,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def write(folder: Path, name: str, commit: str, record: dict[str, Any], device: str = "cuda") -> Path:
-    """Write a record, named by what was measured, the device and torch; returns its path."""
-    commit = commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    """Write a record, named by what was measured, the device and torch; returns its path.
+
+    Without ``commit`` it is git's, with ``-changed`` if files of the package differ from it.
+    """
+    commit = commit or results.machine(torch.device("cpu"))["commit"]
     machine: dict[str, Any] = {"torch": str(torch.__version__), "python": platform.python_version(), "commit": commit}
     if device == "cuda":
         import triton

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rotationout.experiments import cifar
+from rotationout.experiments import cifar, networks, tasks
 from rotationout.experiments.cifar import Images
+from rotationout.experiments.classification import load_images
+from rotationout.recipes.cifar100 import resnet110
 
 np = pytest.importorskip("numpy")
 
@@ -100,3 +102,33 @@ def test_held_out_images_are_the_same_for_all_runs() -> None:
     assert torch.equal(held.pixels, again[1].pixels)
     both = torch.cat([kept.pixels, held.pixels]).flatten(1).float().sum(1).sort().values
     assert torch.equal(both, data.pixels.flatten(1).float().sum(1).sort().values)
+
+
+def test_no_run_is_trained_on_what_it_is_tested_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its seed, the same training images are held out, and the test images, which are not there, not read."""
+    monkeypatch.setattr(cifar, "COUNTS", {"train": 400})
+    numbered = np.zeros((400, 3072), dtype=np.uint8)
+    numbered[:, 0], numbered[:, 1] = np.divmod(np.arange(400), 256)
+    write_cifar(tmp_path, "train", data=numbered)
+    seen = []
+    for seed in (0, 1):
+        config = resnet110().replace(held_out=100, seed=seed)
+        for part in load_images(config, tmp_path, torch.device("cpu")):
+            numbers = 256 * part.pixels[:, 0, 0, 0].long() + part.pixels[:, 0, 0, 1]
+            assert torch.equal(part.labels, numbers % 100), "each with its own label"
+            seen.append(numbers.tolist())
+    train, test, train_again, test_again = seen
+    assert (len(train), len(test)) == (300, 100)
+    assert sorted(train + test) == list(range(400))
+    assert (train_again, test_again) == (train, test)
+
+
+def test_runs_that_hold_out_other_images_do_not_share_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "COUNTS", {"train": 400, "test": 200})
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    for split in cifar.COUNTS:
+        write_cifar(tmp_path, split)
+    make = tasks.maker(tmp_path, torch.device("cpu"))
+    runs = [make(resnet110().replace(held_out=held, precision="fp32")) for held in (0, 100, 0)]
+    assert [(len(run.train_images), len(run.test_images)) for run in runs] == [(400, 200), (300, 100), (400, 200)]
+    assert runs[0].train_images is runs[2].train_images

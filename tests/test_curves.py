@@ -39,6 +39,15 @@ def curves(noises: dict[str, str]) -> list[dict[str, Any]]:
     return [{"row": row, "config": {"noise": noise}, **made} for row, noise in noises.items()]
 
 
+def test_a_curve_is_as_long_as_the_shortest_run_of_its_row() -> None:
+    """The mean is over all of them everywhere."""
+    short, long = ({"row": "none", "epochs": len(c), "test_curve": c} for c in ([0.5, 0.6], [0.7, 0.8, 0.9]))
+    (axes,) = curves_figure([short, long]).axes
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [1, 2]
+    assert list(line.get_ydata()) == pytest.approx([60.0, 70.0])
+
+
 def colours(records: list[dict[str, Any]]) -> dict[str, Any]:
     (axes,) = curves_figure(records).axes
     return {str(line.get_label()): line.get_color() for line in axes.lines}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.detection_album import edit, needs_bccd, needs_pycocotools, some_of_bccd, write_album
 from tests.training_runs import _one_thread as _one_thread  # a fixture
-from tests.training_runs import assert_resumes, finish
+from tests.training_runs import assert_resumes, assert_tests_in_eval_mode, finish
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -172,6 +172,7 @@ def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, mon
             assert cli.main(["table", path.parent.name, *out]) == 0
             assert "| rotation | 1 | – | 38.2 | – | 56.2 | – | 41.0 |\n" in capsys.readouterr().out
             score = ["score", path.parent.name, *out, "--data", str(album), "--picture", str(tmp_path / "figures")]
+            path.with_name(f"._{path.name}").write_text("left by a system, and no record")
             assert cli.main(score) == 0
             printed = capsys.readouterr().out
             assert f"{path}: ap " in printed
@@ -188,6 +189,13 @@ def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, mon
     path.with_suffix(scoring.SUFFIX).unlink()
     assert cli.main([*score, "--again"]) == 1
     assert "the detections of a run must be beside its record" in capsys.readouterr().err
+
+
+def test_a_test_is_without_noise_and_leaves_the_network_as_it_is(album: Path) -> None:
+    run = run_of(config("rotation"), album)
+    run.advance()
+    run.losses = [1.0]
+    assert assert_tests_in_eval_mode(run)["test_loss_curve"] > 0
 
 
 def test_scores_of_before_are_not_those_of_the_last_test(album: Path, monkeypatch: Any) -> None:

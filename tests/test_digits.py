@@ -30,6 +30,17 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+def test_accuracy_is_without_noise() -> None:
+    """However the model comes: none is drawn, and it is right about as many as in eval mode."""
+    model = digits.build_model("rotationout", 0.5)
+    inputs, labels = torch.rand(200, 64), torch.randint(10, (200,))
+    with torch.no_grad():
+        expected = (model.eval()(inputs).argmax(1) == labels).float().mean().item()
+    drawn = torch.get_rng_state()
+    assert digits.accuracy(model.train(), inputs, labels) == pytest.approx(expected)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits") / "new" / "out"

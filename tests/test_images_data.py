@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("torchvision")
 
 from PIL import Image
+from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as V
 
@@ -19,7 +20,7 @@ from rotationout.experiments.images.crops import centre_boxes, draw_boxes, resam
 from rotationout.experiments.images.files import check_classes, open_split, pack
 from rotationout.experiments.images.held import HeldImages, fit, hold
 from rotationout.experiments.images.loaded import LoadedImages, LoadedSource
-from rotationout.experiments.pixels import MEAN, STD
+from rotationout.experiments.pixels import MEAN, STD, Normalize
 from rotationout.experiments.problems import counts
 from rotationout.experiments.sources import NO_IMAGE, Source
 
@@ -157,6 +158,14 @@ def test_other_colours_become_rgb(mode: str, kind: str, tmp_path: Path) -> None:
     assert not images.problems
     expected = V.pil_to_tensor(Image.open(io.BytesIO(content)).convert("RGB"))
     assert torch.equal(images.pixels[0], expected)
+
+
+def test_pixels_are_normalised_as_torchvision_does() -> None:
+    """With the same numbers, red first."""
+    preset = ResNet50_Weights.IMAGENET1K_V1.transforms()
+    image = torch.randint(0, 256, (1, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = V.normalize(V.to_dtype(image, scale=True), preset.mean, preset.std)
+    torch.testing.assert_close(Normalize(torch.device("cpu"))(image), expected)
 
 
 def test_images_that_are_large_are_made_small() -> None:

@@ -37,3 +37,18 @@ def test_the_layer_behind_a_place_gets_the_noise(place: str, layer: str) -> None
     network.stages[2].get_submodule(layer).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     network(torch.randn(2, 3, 32, 32))
     assert seen[0].count_nonzero() < 9
+
+
+def test_the_authors_form_of_a_resnet() -> None:
+    """What only their code has: weights of the last norms, shortcuts with weights, and a stem without ReLU."""
+    entered: list[Tensor] = []
+    for authors in (True, False):
+        network = ResNet(3, authors=authors)
+        network.stages.register_forward_hook(lambda module, args, output: entered.append(args[0]))
+        network(torch.randn(4, 3, 32, 32))
+        for block in network.stages:
+            torch.testing.assert_close(block.bn2.weight, torch.full_like(block.bn2.weight, 3**-0.5 if authors else 1.0))
+            torch.testing.assert_close(block.bn1.weight, torch.ones_like(block.bn1.weight))
+        shortcuts = [network.stages[place].shortcut for place in (3, 6)]
+        assert [any(True for _ in shortcut.parameters()) for shortcut in shortcuts] == [authors] * 2
+    assert entered[0].min() < 0 == entered[1].min()

@@ -84,6 +84,28 @@ def test_time_left_is_that_of_the_steps_since_it_began(tmp_path: Path, monkeypat
     assert resumed.seconds == pytest.approx(10.0)
 
 
+def test_checkpoints_are_written_now_and_then_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
+    clock = sweep._Clock(float("inf"), [])
+    saved = []
+    for _ in range(200):  # seconds
+        now[0] += 1
+        clock.tick()
+        saved += [now[0] - 100] if clock.should_save else []
+    assert saved == [46, 92, 138, 184]
+
+
+def test_a_run_names_each_machine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that it was on before another."""
+    for commit in ("first", "first", "second", "first"):
+        monkeypatch.setenv("ROTATIONOUT_COMMIT", commit)
+        each = job.Job(rows()[0], new, tmp_path)
+        each.advance()
+        assert each.save() == ""
+    assert [machine["commit"] for machine in each.history["machines"]] == ["first", "second"]
+
+
 class Writer:
     """Stands for TensorBoard's."""
 
@@ -94,7 +116,7 @@ class Writer:
         self.folder, self.purge_step = folder, purge_step
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        assert step > self.purge_step
+        assert step >= self.purge_step
         self.written.setdefault(self.folder, []).append((name, value, step))
 
     def close(self) -> None:
@@ -135,11 +157,20 @@ def test_scalars_are_written_at_the_end_of_every_epoch(tmp_path: Path, monkeypat
     assert [value for found, value, _ in written if found == "p"] == pytest.approx([0.2, 0.2, 0.2])
 
 
-def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [0, 5, 7])
+def test_tensorboard_reads_what_is_written(stop: int, tmp_path: Path) -> None:
+    """Also of a run that goes on from its checkpoint, at the end of an epoch or within one."""
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run_all([rows()[0]], new, folder=tmp_path / "r", checkpoints=tmp_path / "c", tensorboard=tmp_path / "t")
+    places = {"checkpoints": tmp_path / "c", "tensorboard": tmp_path / "t"}
+    for last in (stop, 10) if stop else ():  # the second goes further, but leaves no checkpoint
+        first = job.Job(rows()[0], new, **places)
+        while first.run.step < last:
+            first.advance()
+        first.close()
+        assert last > stop or first.save() == ""
+    run_all([rows()[0]], new, folder=tmp_path / "r", **places)
     events = EventAccumulator(str(tmp_path / "t" / "plane" / "none_seed0"))
     events.Reload()
     assert [event.step for event in events.Scalars("train_loss")] == [5, 10, 13]

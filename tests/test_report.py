@@ -18,7 +18,7 @@ from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
-from rotationout.report.table1 import table1
+from rotationout.report.table1 import prose, table1
 from rotationout.report.table3 import table3, verdict
 from rotationout.report.table4 import table4
 
@@ -125,12 +125,44 @@ def test_empty_columns_are_left_out() -> None:
     assert changed.header == ["row", "runs", "last 10 epochs, %", "best epoch, %"]
 
 
+def test_what_is_said_of_table_1_fits_its_columns() -> None:
+    """The number of images is that of the records, and what a column shows is explained."""
+    recipe = "cifar100_resnet110_authors"
+    settings = {"network": "resnet110", "steps": 64_000, "batch": 128, "held_out": 100}
+    fields = {"best_top1": 71.0, "weight_decay": 1e-4, "device": "a GPU", "config": settings}
+    runs = [{**fields, "row": row, "last10_top1": 70.0 + k} for row in ("none", "dropout keep 0.9") for k in (0, 1)]
+    printed, changed = ([{**run, "recipe": name} for run in runs] for name in (recipe, f"{recipe}_p=0.1"))
+    assert "accuracy on 100 training images that were held out." in prose(printed)[0]
+    assert prose(printed)[1].startswith("The paper’s numbers are means")
+    assert prose(changed)[1].startswith("p is from Welch’s test")
+    assert len(prose(changed[:1])) == 1, "one run: neither p-values nor numbers of the paper"
+
+
+def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
+    """Means are of the runs that have scores."""
+    runs = [{"row": "none", "recipe": "bccd", **scores} for scores in ({"ap": 50.0}, {"ap": 52.0}, {})]
+    assert [table3(some).rows[0][1:3] for some in (runs, runs[:2], runs[2:])] == [
+        ["2 of 3", "51.00 ± 1.41"],
+        ["2", "51.00 ± 1.41"],
+        ["1", "–"],
+    ]
+
+
+def test_detectors_are_compared_with_those_that_start_from_the_same_weights() -> None:
+    scores = {"none": (40.0, 40.1), "none, ImageNet": (30.0, 30.1), "rotation, ImageNet": (30.0, 30.1)}
+    runs = [{"row": row, "recipe": "coco", "ap": ap} for row, values in scores.items() for ap in values]
+    table = table3(runs)
+    tests = {row[0]: row[table.header.index("p, none")] for row in table.rows}
+    assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000"}
+
+
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
-    """Under the name of their table and the changes, by the table of their task; other folders are not looked at."""
+    """By the table of their task, under its name and the changes; other folders, and hidden files, are ignored."""
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd_p=0.1_weight_decay=0.5")
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "todo.json").write_text("[]")
+    for place, hidden in (("notes", "todo.json"), ("bccd_p=0.3", "._none_seed0.json"), ("bccd", "._none_seed0.json")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / hidden).write_text("[]")
     sections = whole.sections(tmp_path, figures=False)
     assert [section.title for section in sections] == [
         "Table 3 on BCCD’s blood cells, which stand in for COCO",

@@ -1,10 +1,12 @@
 """Small batches beyond the core: theory against scipy, the study and its figures."""
 
 import csv
+import io
 import json
 import math
 import statistics
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -87,11 +89,18 @@ def test_factor_of_cross_norm_against_scipy(size: int) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small_batch") / "out"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
         patch.setattr(small_batch, "TRAIN_EXAMPLES", 128)
         patch.setattr(small_batch, "AVERAGED_EPOCHS", 1)
         assert small_batch.main(["--epochs", "1", "--seeds", "2", "--out", str(folder)]) == 0
+    (folder / "printed").write_text(printed.getvalue(), encoding="utf-8")
     return folder
+
+
+def test_the_bar_is_not_among_the_results(out: Path) -> None:
+    printed = (out / "printed").read_text(encoding="utf-8")
+    assert "Digits at small batch sizes" in printed
+    assert "Training" not in printed
 
 
 def test_rows_are_complete_and_paired(out: Path) -> None:
@@ -148,6 +157,21 @@ def test_verdict_counts_what_is_clear() -> None:
     assert "worse in 1 (by" in report.verdict(study, "poly")
     assert report.verdict(study, "poly").endswith("worse: batches of 8 (running).")
     assert "better than BatchNorm in 0 of 1 comparisons, worse in 0" in report.verdict(study, "cross")
+
+
+def test_a_loss_that_is_lower_is_better() -> None:
+    losses = {"batch": 1.0, "poly": 1.5, "cross": 0.5}
+    results = [
+        small_batch.Result(name, 8, False, "running", seed, 0.9, loss + 0.01 * seed * (name != "batch"), 1.0)
+        for seed in range(3)
+        for name, loss in losses.items()
+    ]
+    study = SmallBatchStudy({}, results)
+    assert report.verdict(study, "poly", "test_loss").endswith("; worse: batches of 8 (running).")
+    assert report.verdict(study, "cross", "test_loss").endswith("; better: batches of 8 (running).")
+    assert "better than BatchNorm in 0 of 1 comparisons, worse in 0" in report.verdict(study, "cross"), (
+        "accuracies that are all the same"
+    )
 
 
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.launching import torchrun
 from tests.speech_corpora import AN4, made, needs_an4, needs_soundfile
 from tests.test_cli import said
 from tests.training_runs import _one_thread as _one_thread  # a fixture
-from tests.training_runs import assert_resumes, finish
+from tests.training_runs import assert_resumes, assert_tests_in_eval_mode, finish
 
 from rotationout import cli
 from rotationout.experiments import results, sweep
@@ -158,6 +158,12 @@ def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     make = corpus()
     whole, resumed = assert_resumes(lambda: make(config()), stop, tmp_path)
     assert resumed.facts == whole.facts
+
+
+def test_a_test_is_without_noise_and_leaves_the_network_as_it_is() -> None:
+    run = corpus()(config())
+    run.advance()
+    assert assert_tests_in_eval_mode(run)["distance_curve"] > 0
 
 
 def test_a_run_learns(monkeypatch: pytest.MonkeyPatch) -> None:

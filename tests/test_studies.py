@@ -98,6 +98,31 @@ def test_poly_is_told_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert studies._measured(run, network, flat, 8)[0].batch_size == pytest.approx(8)
     free = torch.randn(500, 3, 4, 4)
     assert 64 < studies._measured(run, network, free, 8)[0].batch_size <= 8 * 16
+    signs = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).repeat(2, 2)
+    assert studies._measured(run, network, flat * signs, 8)[0].batch_size == 8 * 16, "their means are all zero"
+    assert studies._measured(run, network, torch.ones(16, 3, 4, 4), 8)[0].batch_size == 8, "and these do not vary"
+
+
+def test_accuracy_is_that_of_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever mode a network is given, as after its statistics were averaged; nothing of it changes."""
+    run = trained("Dropout-b, centred", monkeypatch, steps=2)
+    network = studies._copied(run).train()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    assert studies._accuracy(run, network) == run.curves["test_curve"][-1]
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_the_layers_that_noise_reaches_in_a_wide_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directly by a convolution: what follows the second one is a sum. Noise before a layer raises its variance."""
+    monkeypatch.setitem(networks.NETWORKS, "wrn28_10", lambda authors, **options: networks.WideResNet(1, 1, **options))
+    row = {config.row: config for config in TABLES["cifar100_wrn28_10_authors"]()}["dropout keep 0.6"]
+    config = row.replace(steps=8, milestones=(6,), batch=16, precision="fp32", network_options={"authors": True})
+    run = Classification(config, (images(64), images(40, seed=1)), torch.device("cpu"))
+    finish(run)
+    found = STUDIES["variance_shift"](run)
+    assert found["layers"] == ["stages.1.bn2", "stages.2.bn2"]
+    assert min(found["states"]["recalibrated"]["r_mean"]) > 1.2
 
 
 def test_coadaptation_is_that_of_the_features(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,12 @@ def test_the_schedule_is_the_recipes() -> None:
     assert [row.rate_at(step) for step in (0, 31_999, 32_000, 48_000, 62_400)] == pytest.approx(
         [0.1, 0.1, 0.01, 1e-3, 1e-4]
     )
-    assert row.ramp == 2000
+    assert (row.ramp, row.steps, row.weight_decay) == (2000, 64_000, 1e-4)
+    for network in ("resnet110", "wrn28_10"):
+        printed = TABLES[f"cifar100_{network}_paper"]()
+        assert {(row.steps, row.milestones, row.weight_decay, row.ramp) for row in printed} == {
+            (64_000, (32_000, 48_000), 1e-5, 0)
+        }
     assert {name for name, row in rows.items() if row.ramp} == {name for name in rows if "rotation authors" in name}
 
 
@@ -113,6 +118,7 @@ def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list
         rates.append(layer.p)
         run.advance()
     assert rates == pytest.approx(expected)
+    assert layer.p == rates[-1], "studies of the trained network need the last noise"
 
 
 @pytest.mark.usefixtures("_small")

@@ -65,6 +65,24 @@ def assert_resumes(make: Callable[[], Run], stop: int, folder: Path) -> tuple[An
     return whole, second
 
 
+def assert_tests_in_eval_mode(run: Run) -> dict[str, float]:
+    """A test draws no noise and leaves the network as it is, statistics of BatchNorm too, also if it was training.
+
+    Returns:
+        The scores of the test.
+    """
+    run.network.train()
+    before = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}
+    drawn = torch.get_rng_state()
+    scores = run.test()
+    assert scores, "it is time for a test"
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, tensor in run.network.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert not run.network.training
+    return scores
+
+
 def assert_captured_as_plain(make: Callable[[], Run], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """Steps captured in a CUDA graph are those done one by one, on a GPU and without noise, three of them.
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from ..nn import RotationOut, RotationOut2d
 from . import digits
 from .command import attempt, positive_count, study_parser
-from .records import mean_sd, readable, surroundings
+from .records import paired_difference, readable, surroundings
 from .threads import one_thread
 
 __all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "main", "run", "train"]
@@ -123,11 +123,9 @@ class FormsStudy:
 
     def paired_difference(self, network: str, form: str, baseline: str = DEFAULT) -> tuple[float, float]:
         """Mean over seeds of the difference in test accuracy, and its standard error (NaN for one seed)."""
-        ours, theirs = (self.find(network, name) for name in (form, baseline))
-        if ours.seeds != theirs.seeds:
-            raise ValueError(f"{network}: {form!r} and {baseline!r} were run with different seeds")
-        mean, sd = mean_sd([a - b for a, b in zip(ours.test_accuracy, theirs.test_accuracy, strict=True)])
-        return mean, sd / len(ours.seeds) ** 0.5
+        found = (self.find(network, name) for name in (form, baseline))
+        ours, theirs = (dict(zip(one.seeds, one.test_accuracy, strict=True)) for one in found)
+        return paired_difference(ours, theirs)
 
     def save(self, path: Path) -> None:
         """Write the study as JSON, a line for each form."""

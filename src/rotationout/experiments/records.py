@@ -9,7 +9,7 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["LABELS", "Record", "Study", "mean_sd", "readable", "surroundings"]
+__all__ = ["LABELS", "Record", "Study", "mean_sd", "paired_difference", "readable", "surroundings"]
 
 LABELS = {"none": "No noise", "dropout": "Dropout", "rotationout": "RotationOut"}
 """The name of each noise in tables, in the order of their rows."""
@@ -62,9 +62,8 @@ class Study:
 
     def paired_difference(self, noise: str, baseline: str, p: float | None = None) -> tuple[float, float]:
         """Mean over seeds of the difference in test accuracy, and its standard error (NaN for one seed)."""
-        pairs = zip(self.select(noise, p), self.select(baseline, p), strict=True)
-        mean, sd = mean_sd([a.test_accuracy - b.test_accuracy for a, b in pairs])
-        return mean, sd / math.sqrt(len(self.select(noise, p)))
+        ours, theirs = ({r.seed: r.test_accuracy for r in self.select(name, p)} for name in (noise, baseline))
+        return paired_difference(ours, theirs)
 
     def save(self, path: Path) -> None:
         """Write the study as JSON."""
@@ -100,6 +99,22 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float]:
     (2.0, 1.4142135623730951)
     """
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, float]:
+    """Mean over seeds of the difference between scores, given by seed, and its standard error (NaN for one seed).
+
+    >>> paired_difference({7: 3.0, 8: 5.0}, {8: 2.0, 7: 1.0})
+    (2.5, 0.5)
+    >>> paired_difference({7: 3.0}, {8: 2.0})
+    Traceback (most recent call last):
+    ValueError: runs with different seeds cannot be paired: one side has 7, the other 8
+    """
+    if ours.keys() != theirs.keys():
+        mine, others = (", ".join(map(str, sorted(seeds))) for seeds in (ours, theirs))
+        raise ValueError(f"runs with different seeds cannot be paired: one side has {mine}, the other {others}")
+    mean, sd = mean_sd([value - theirs[seed] for seed, value in ours.items()])
+    return mean, sd / math.sqrt(len(ours))
 
 
 def surroundings() -> dict[str, str]:

@@ -28,12 +28,16 @@ __all__ = [
     "missing",
     "read_record",
     "read_records",
+    "record_files",
     "record_path",
     "refuse_if_recorded",
     "save_checkpoint",
     "write_beside",
     "write_record",
+    "write_whole",
 ]
+
+PACKAGE = Path(__file__).parents[1]
 
 
 def record_path(folder: Path, config: Config) -> Path:
@@ -57,7 +61,7 @@ def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
     """
     named = {name: getattr(config, name) for name in ("recipe", "row", "seed", "steps", "weight_decay")}
     text = json.dumps({**named, **measured, "config": asdict(config)}, indent=1) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), new=True)
 
 
 def refuse_if_recorded(path: Path) -> None:
@@ -68,7 +72,7 @@ def refuse_if_recorded(path: Path) -> None:
 
 def write_beside(record: Path, ending: str, content: bytes) -> None:
     """Write a further file of a run: beside its record, under the same name with ``ending`` instead of ``.json``."""
-    _replace(record.with_suffix(ending), lambda temporary: temporary.write_bytes(content))
+    write_whole(record.with_suffix(ending), lambda temporary: temporary.write_bytes(content))
 
 
 def amend_record(path: Path, found: dict[str, Any]) -> None:
@@ -76,14 +80,18 @@ def amend_record(path: Path, found: dict[str, Any]) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     config = record.pop("config")
     text = json.dumps({**record, **found, "config": config}, indent=1) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_records(folder: Path, recipe: str) -> list[dict[str, Any]]:
-    """All records of a recipe, ordered by row and seed. Hidden files, which some systems leave, are ignored."""
-    paths = [path for path in (folder / recipe).glob("*.json") if not path.name.startswith(".")]
-    records = [read_record(path) for path in paths]
+    """All records of a recipe, ordered by row and seed."""
+    records = [read_record(path) for path in record_files(folder / recipe)]
     return sorted(records, key=lambda record: (record["row"], record["seed"]))
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files of all records in the folder of a recipe. Hidden files, which some systems leave, are ignored."""
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def read_record(path: Path) -> dict[str, Any]:
 def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: dict[str, Any]) -> None:
     """Write a checkpoint: the ``state`` that a run continues from, and the ``history`` for its record."""
     content = {"config": asdict(config), "state": state, "history": history}
-    _replace(path, lambda temporary: torch.save(content, temporary))
+    write_whole(path, lambda temporary: torch.save(content, temporary))
 
 
 def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -135,9 +143,8 @@ def machine(device: torch.device) -> dict[str, str]:
     }
 
 
-def _commit() -> str:
-    """The git commit of this package, with ``-changed`` if files differ from it; empty outside a repository."""
-    package = Path(__file__).parents[1]
+def _commit(package: Path = PACKAGE) -> str:
+    """The git commit of a package, with ``-changed`` if files differ from it; empty outside a repository."""
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")
         changed = _git(package, "status", "--porcelain", "--", ".")
@@ -151,8 +158,14 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _replace(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
-    """Let ``write`` write a file atomically: whole or not at all; if ``new``, an error where there is one already."""
+def write_whole(path: Path, write: Callable[[Path], object], *, new: bool = False) -> None:
+    """Let ``write`` write a file atomically: whole or not at all; if ``new``, an error where there is one already.
+
+    Args:
+        path: the file; missing folders are created.
+        write: writes the content to the temporary path that it is given.
+        new: do not replace a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -24,7 +24,7 @@ class Scalars:
             raise ModuleNotFoundError(
                 "scalars for TensorBoard need tensorboard: pip install 'rotationout[tensorboard]'"
             ) from error
-        self._writer = SummaryWriter(str(folder), purge_step=run.step)
+        self._writer = SummaryWriter(str(folder), purge_step=run.step + 1)  # the first step that is dropped
         self._epochs = len(run.losses)
 
     def write(self, run: Run) -> None:

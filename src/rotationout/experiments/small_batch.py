@@ -37,7 +37,7 @@ from . import norms
 from .command import attempt, study_parser
 from .digits import load_data
 from .norms import average_statistics
-from .records import mean_sd, readable, surroundings
+from .records import mean_sd, paired_difference, readable, surroundings
 from .threads import one_thread
 
 __all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
@@ -92,9 +92,9 @@ class SmallBatchStudy:
         self, norm: str, size: int, ghost: bool, statistics: str = "running", measure: str = "test_accuracy"
     ) -> tuple[float, float]:
         """Mean over seeds of the difference from BatchNorm, and its standard error (NaN for one seed)."""
-        ours, theirs = (self.select(name, size, ghost, statistics) for name in (norm, "batch"))
-        mean, sd = mean_sd([getattr(a, measure) - getattr(b, measure) for a, b in zip(ours, theirs, strict=True)])
-        return mean, sd / math.sqrt(len(ours))
+        found = (self.select(name, size, ghost, statistics) for name in (norm, "batch"))
+        ours, theirs = ({r.seed: getattr(r, measure) for r in results} for results in found)
+        return paired_difference(ours, theirs)
 
     def summary(self) -> list[dict[str, Any]]:
         """A row for each normalisation, size and test mode: n, and mean and standard deviation over seeds."""
@@ -190,12 +190,13 @@ def plan(seeds: int) -> Iterator[tuple[str, int, bool, int]]:
 
 def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
     """Train and test all networks of `plan`, with a progress bar."""
+    from rich.console import Console
     from rich.progress import track
 
     data = load_data()
     results = []
     with one_thread():
-        for norm, size, ghost, seed in track(list(plan(seeds)), description="Training"):
+        for norm, size, ghost, seed in track(list(plan(seeds)), "Training", console=Console(stderr=True)):
             results += train(data, norm, size, ghost, seed, epochs)
     settings = {
         "train_examples": TRAIN_EXAMPLES,

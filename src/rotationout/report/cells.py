@@ -9,7 +9,25 @@ from typing import Any
 from ..experiments.records import mean_sd
 from ..recipes import TABLES, name_of
 
-__all__ = ["by_row", "differs", "marked", "p_value", "paired_p_value", "ran", "shown_p", "significance", "spread"]
+__all__ = [
+    "CLEAR",
+    "by_row",
+    "differs",
+    "is_clear",
+    "marked",
+    "p_value",
+    "paired_p_value",
+    "ran",
+    "shown_p",
+    "significance",
+    "spread",
+]
+
+ROUNDING = 1e-9
+"""Accuracies that are equal, in per cent or as fractions, differ by less than this, and others by far more."""
+
+CLEAR = 3.0
+"""A paired difference of more standard errors is called clear: studies make twenty or thirty comparisons."""
 
 
 def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -33,8 +51,11 @@ def ran(records: Sequence[dict[str, Any]]) -> str:
 
     >>> ran([{"device": "a GPU"}, {"device": "a GPU"}])
     '2 runs in all, on a GPU'
+    >>> ran([{"device": "a GPU"}])
+    '1 run in all, on a GPU'
     """
-    return f"{len(records)} runs in all, on {', '.join(sorted({record['device'] for record in records}))}"
+    count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
+    return f"{count} in all, on {', '.join(sorted({record['device'] for record in records}))}"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -65,17 +86,31 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
 def paired_p_value(differences: Sequence[float]) -> float:
     """Student's two-sided t-test of whether differences within pairs are zero on average; NaN for fewer than two.
 
-    >>> round(paired_p_value([1.0, 2.0, 3.0]), 3), paired_p_value([1.0, 1.0]), paired_p_value([0.0, 0.0])
-    (0.074, 0.0, 1.0)
-    >>> paired_p_value([1.0])
-    nan
+    Also NaN where all differences are the same but for rounding, and not zero. Accuracies come in steps of one example,
+    so a few differences can agree by chance: without a deviation the test can say nothing about them.
+
+    >>> round(paired_p_value([1.0, 2.0, 3.0]), 3), paired_p_value([0.0, 0.0])
+    (0.074, 1.0)
+    >>> paired_p_value([1.0]), paired_p_value([62.13 - 62.12, 58.44 - 58.43])
+    (nan, nan)
     """
     from scipy.stats import t
 
     mean, sd = mean_sd(differences)
-    if sd == 0:
-        return float(mean == 0)
+    if sd < ROUNDING:
+        return 1.0 if abs(mean) < ROUNDING else math.nan
     return float(2 * t.sf(abs(mean) / (sd / len(differences) ** 0.5), len(differences) - 1))
+
+
+def is_clear(difference: float, error: float) -> bool:
+    """Whether a paired difference is more than `CLEAR` standard errors.
+
+    Never without an error to compare with: of a single pair it is NaN, and zero where pairs agree to the last example.
+
+    >>> is_clear(-0.04, 0.01), is_clear(0.02, 0.01), is_clear(0.04, math.nan), is_clear(0.04, 0.0)
+    (True, False, False, False)
+    """
+    return error > ROUNDING and abs(difference) > CLEAR * error
 
 
 def significance(one: Sequence[float], other: Sequence[float]) -> str:
@@ -99,6 +134,8 @@ def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
 
     >>> differs([70.0, 70.2], "71.93 ± 0.16"), differs([71.8, 72.2], "71.93 ± 0.16"), differs([60.0], "71.93 ± 0.16")
     (True, False, False)
+    >>> differs([71.72, 71.74], "71.93 ± 0.16"), differs([71.72, 71.74], "71.93 ± 0.16", runs=1)
+    (True, False)
     >>> differs([9.0, 9.2], "9.1"), differs([8.0, 8.1], "9.1"), differs([8.0, 8.1], "–")
     (False, True, False)
     """

@@ -10,14 +10,13 @@ from rich.console import Console
 
 from ..experiments.forms import DEFAULT, NETWORKS, OTHERS, FormsStudy
 from . import style
+from .cells import CLEAR, is_clear
 from .digits import percent
 from .page import Section, Table
 from .terminal import print_table
 
-__all__ = ["figure", "sections", "show", "signed", "table", "verdict"]
+__all__ = ["CLEAR", "figure", "sections", "show", "signed", "table", "verdict"]
 
-CLEAR = 3.0
-"""A difference of more standard errors is called clear; there are some thirty comparisons."""
 CAPTION = f"Difference in test accuracy to the default form, and {CLEAR:g} standard errors either side."
 LAYERS = {"vectors": "RotationOut", "maps": "RotationOut2d"}
 
@@ -41,7 +40,7 @@ def verdict(study: FormsStudy, network: str) -> str:
     said = []
     for group, forms in groups.items():
         differences = {form: study.paired_difference(network, form) for form in forms}
-        clear = {form: pair for form, pair in differences.items() if abs(pair[0]) > CLEAR * pair[1]}  # never if NaN
+        clear = {form: pair for form, pair in differences.items() if is_clear(*pair)}
         named = ", ".join(f"{form} ({signed(*pair)})" for form, pair in clear.items())
         said.append(f"{group}: {len(clear)} of {len(forms)} clearly different{': ' if named else ''}{named}.")
     return (

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ..experiments.records import readable
-from ..experiments.results import read_records
+from ..experiments.results import read_records, record_files
 from ..experiments.tasks import TASKS
 from ..recipes import TABLES, name_of
 from .page import Section
@@ -23,7 +23,7 @@ def other_runs(results: Path) -> list[Section]:
 def _changed(folder: Path) -> str | None:
     """The table whose fields were changed; None if the folder has no such records."""
     name = name_of(folder.name)
-    return name if folder.name != name and any(folder.glob("*.json")) else None
+    return name if folder.name != name and record_files(folder) else None
 
 
 def _section(folder: Path, name: str) -> Section:

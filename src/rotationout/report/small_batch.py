@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.console import Console
 
 from ..experiments.small_batch import LABELS, STATISTICS, SmallBatchStudy
+from .cells import CLEAR, is_clear
 from .digits import percent
 from .page import Table
 from .terminal import print_table
 
 __all__ = ["show", "table", "verdict"]
-
-CLEAR = 3.0
-"""A difference counts if it is this many standard errors; there are 20 comparisons or so."""
 
 
 def rows(study: SmallBatchStudy) -> list[tuple[int, bool]]:
@@ -49,7 +45,7 @@ def verdict(study: SmallBatchStudy, norm: str, measure: str = "test_accuracy") -
                 continue
             compared += 1
             mean, error = study.paired_difference(norm, size, ghost, statistics, measure)
-            if not math.isnan(error) and abs(mean) > CLEAR * error:
+            if is_clear(mean, error):
                 gain = mean if measure == "test_accuracy" else -mean
                 place = f"{'ghost batches' if ghost else 'batches'} of {size} ({statistics})"
                 (better if gain > 0 else worse).append(place)

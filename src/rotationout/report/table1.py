@@ -81,19 +81,22 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
 def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]["config"]
-    tested = "5,000 training images that were held out" if first.get("held_out") else "the 10,000 test images"
+    held = first.get("held_out")
+    tested = f"{held:,} training images that were held out" if held else "the 10,000 test images"
     decays = " or ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
     said = [
         f"{first['steps']:,} steps on batches of {first['batch']}, weight decay {decays}; accuracy on {tested}. "
         f"Mean ± standard deviation over runs; {ran(records)}.",
     ]
-    if "the paper's" in table1(records).header:
-        said.append(
-            "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s by more "
-            "than two standard errors of the difference. p is from Welch’s test on the last ten epochs, against no "
-            "noise and against Dropout of the same strength."
-        )
-    return said
+    columns = table1(records).header
+    more = {
+        "the paper's": "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s "
+        "by more than two standard errors of the difference.",
+        "p, ": "p is from Welch’s test on the last ten epochs, against no noise and against Dropout of the same "
+        "strength.",
+    }
+    explained = [text for column, text in more.items() if any(name.startswith(column) for name in columns)]
+    return [*said, " ".join(explained)] if explained else said
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:

@@ -33,6 +33,8 @@ RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9,
 def table3(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order; a dash where detections are not scored yet.
 
+    Where those of some runs are scored, and of others are not, the number of runs says so.
+
     The paper's RotationOut starts from ImageNet's weights: where there is no such row, its numbers stand beside ours
     from random weights. A star marks a mean on COCO, from the same kind of weights, that differs from the paper's by
     more than two of its own standard errors, as the paper prints none. The p-values are of Welch's two-sided t-test on
@@ -49,7 +51,9 @@ def table3(records: Sequence[dict[str, Any]]) -> Table:
         same = coco and row in PAPER
         both = [(_cell(mine, theirs, same), theirs) for mine, theirs in zip(ours, printed, strict=True)]
         cells = [cell for pair in both for cell in pair]
-        lines.append([row, str(len(runs)), *cells, *tests])
+        scored = len(ours[0])
+        count = f"{scored} of {len(runs)}" if 0 < scored < len(runs) else str(len(runs))
+        lines.append([row, count, *cells, *tests])
     heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
     header = ["row", "runs", *heads]
     return Table([*header, "p, none", "p, rival"], lines).filled(always=len(header))

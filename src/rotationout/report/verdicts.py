@@ -21,6 +21,7 @@ MEANING = (
 SINGLE = "Some rows are single runs: their differences may be due to chance."
 """What is said where no error can be given."""
 RACE = ("ahead of", "behind")
+UNCLEAR = "not significantly different from"
 NAMES = {"none": "no noise"}
 """What rows are called in sentences, where their own names would mislead: ahead of none."""
 
@@ -39,6 +40,8 @@ def compared(
     'ahead of none (−3.00 edits, p < 0.001), not significantly different from locked (−0.07 edits, p = 0.567)'
     >>> compared([70.0], {"none": [71.0], "dropout": [70.5]}, "points")
     'behind none (−1.00 points in single runs) and dropout (−0.50 points in single runs)'
+    >>> compared([70.0], {"none": [71.0, 71.2]}, "points")  # one of them
+    'behind none (−1.10 points in single runs)'
     >>> compared([70.0], {"none": [70.0]}, "points"), compared([70.0, 70.0], {"none": [70.0, 70.0]}, "points")
     ('level with none (+0.00 points in single runs)', 'level with none (+0.00 points)')
     """
@@ -55,16 +58,20 @@ def place(
 ) -> tuple[str, str]:
     """Which side of others scores are on, given by how much they differ, and that difference in words.
 
-    >>> place(-2.0, 0.03, 3, "points"), place(+2.0, 0.3, 3, "points")
-    (('behind', '−2.00 points, p = 0.030'), ('not significantly different from', '+2.00 points, p = 0.300'))
+    >>> place(-2.0, 0.04, 3, "points"), place(+2.0, 0.06, 3, "points")
+    (('behind', '−2.00 points, p = 0.040'), ('not significantly different from', '+2.00 points, p = 0.060'))
     >>> place(-2.0, math.nan, 1, "edits", lower=True)
     ('ahead of', '−2.00 edits in single runs')
+    >>> place(-2.0, math.nan, 2, "points"), place(0.0, math.nan, 2, "points")  # runs that are all the same
+    (('not significantly different from', '−2.00 points'), ('level with', '+0.00 points'))
     """
-    where = "level with" if difference == 0 else words[(difference < 0) != lower]
-    chance = " in single runs" if runs < 2 else ""
-    if not math.isnan(p):  # it is one for runs that are all the same, too
+    side = words[(difference < 0) != lower]
+    if math.isnan(p):  # single runs, or runs that are all the same
+        where = "level with" if difference == 0 else side if runs < 2 else UNCLEAR
+        chance = " in single runs" if runs < 2 else ""
+    else:
+        where = side if p < LEVEL else UNCLEAR
         chance = f", p = {shown_p(p)}".replace("= <", "<")
-        where = where if p < LEVEL else "not significantly different from"
     return where, f"{difference:+.2f} {unit}".replace("-", "−") + chance
 
 

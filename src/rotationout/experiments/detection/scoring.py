@@ -90,7 +90,7 @@ def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False)
         again: also score records that have scores already.
     """
     found: dict[Path, dict[str, float]] = {}
-    paths = sorted((folder / recipe).glob("*.json"))
+    paths = results.record_files(folder / recipe)
     if not paths:
         raise FileNotFoundError(f"{folder / recipe} has no records; recipe must be the name of a folder in {folder}")
     for path in paths:

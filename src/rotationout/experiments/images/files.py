@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..pixels import decode
+from ..results import write_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,13 +137,7 @@ def pack(path: Path | str, folder: Path, splits: Sequence[str] = ("train", "val"
             "ends": torch.tensor([len(piece) for piece in pieces]).cumsum(0),
         }
         target = folder / f"{split}.pt"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            torch.save(content, temporary)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(target, partial(torch.save, content))
         written.append(target)
     return written
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..problems import Problem, UnusableError, refuse_if_many, report_all
+from ..results import write_whole
 from ..threads import one_thread
 from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
@@ -135,13 +136,7 @@ def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
 def save(features: Features, path: Path) -> None:
     """Write features to one file, which `load` reads without executing any code in it."""
     content = {"settings": SETTINGS, **vars(features), "problems": [asdict(p) for p in features.problems]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torch.save(content, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, partial(torch.save, content))
 
 
 def load(path: Path | str) -> Features:
