@@ -33,13 +33,13 @@ class Display:
     """The time from one update to the next."""
 
     def __init__(self) -> None:
-        self.begun = self._changed = time.monotonic()
+        self.begun, self._changed = time.monotonic(), float("-inf")
 
     def message(self, text: str) -> None:
         """Print a message that stays."""
 
     def update(self, jobs: Sequence[Job], waiting: int) -> None:
-        """Show the progress of runs, if enough time has passed since the last update."""
+        """Show the progress of runs, at first and whenever enough time has passed since."""
         now = time.monotonic()
         if now - self._changed >= self.seconds:
             self._changed = now
