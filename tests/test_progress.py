@@ -40,6 +40,7 @@ def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.
     assert "\r" not in text
     assert "\x1b" not in text
     assert "s] none, seed 0: 1/13" in text
+    assert not [line for line in text.splitlines() if line.rstrip().endswith("s]")], "no line about no runs"
     (line,) = [line for line in text.splitlines() if "none, seed 0: 10/13" in line]
     assert "loss " in line
     assert "error " in line

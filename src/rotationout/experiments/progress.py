@@ -67,7 +67,8 @@ class Lines(Display):
         parts = [f"{job.label}: {job.run.step}/{job.config.steps} {_state(job)}".rstrip() for job in jobs]
         if waiting:
             parts.append(f"{waiting} waiting")
-        self.message(f"[{time.monotonic() - self.begun:.0f} s] {' | '.join(parts)}")
+        if parts:
+            self.message(f"[{time.monotonic() - self.begun:.0f} s] {' | '.join(parts)}")
 
 
 class Bars(Display):
