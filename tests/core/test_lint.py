@@ -301,6 +301,21 @@ def test_a_sound_model_has_no_findings() -> None:
     assert str(lint(model)).startswith("nothing found; shapes and axes were not checked")
 
 
+def test_a_recurrent_layer_between_two_noises_is_something_between_them() -> None:
+    """Also where the noise on its weights is off."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = ro.nn.NoisyLSTM(8, 6, num_layers=2, layer_noise=ro.RotationOutSequence(0.2))
+            self.noise = ro.RotationOut(0.2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.noise(self.lstm(x)[0])
+
+    assert lint(Net(), TOKENS) == []
+
+
 def test_layers_with_the_same_finding_share_a_line() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 4), nn.Dropout(1.0))
     assert len(lint(model)) == 2
