@@ -1,6 +1,6 @@
 """A text classifier of Hugging Face with its Trainer: Dropout on hidden states swapped for rotations, and a callback.
 
-python examples/hf_text.py   (random weights and its own vocabulary; any AutoModel works the same way)
+python examples/hf_text.py   (random weights, its own vocabulary; as any AutoModel. Needs: pip install -e '.[models]')
 """
 
 import tempfile

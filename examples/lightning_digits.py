@@ -1,6 +1,6 @@
 """A LightningModule with inserted noise, and a callback that ramps its strength and is saved with the checkpoint.
 
-python examples/lightning_digits.py
+python examples/lightning_digits.py   (needs: pip install -e '.[demo,models]')
 """
 
 from typing import Any

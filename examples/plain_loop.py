@@ -1,6 +1,6 @@
 """A plain training loop: insert noise into a network, ramp its strength up, and predict with an uncertainty.
 
-python examples/plain_loop.py
+python examples/plain_loop.py   (needs: pip install -e '.[demo]')
 """
 
 import torch

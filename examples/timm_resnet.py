@@ -1,6 +1,7 @@
 """A ResNet of timm with the paper's placement: rotations before every convolution of the last two stages.
 
 python examples/timm_resnet.py   (random weights; use pretrained=True if you can download weights)
+Needs: pip install -e '.[demo,models]'
 """
 
 from typing import Any

@@ -119,6 +119,12 @@ MISTAKES = [
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
     ("table an4", 1, "there are no records of an4 in results yet; run rotationout sweep an4"),
+    (
+        "table an4 --results changed",
+        1,
+        "run rotationout sweep an4. There are records with changed fields, of an4_steps=2",
+    ),
+    ("figures variance_shift_trained", 2, "Figures of experiments need their records in results"),
     ("table wsj --out damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("table an4 --out damaged", 1, "none_seed0.json is not the record of a run: it must have a row, a seed"),
     ("report --out out --results damaged --no-theory", 1, "is not the record of a run"),
@@ -162,6 +168,8 @@ def test_mistakes_are_told_in_a_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "file").touch()
     for table, text in {"wsj": "{", "an4": "{}", "bccd": "{"}.items():
+        (tmp_path / "changed" / f"{table}_steps=2").mkdir(parents=True)
+        (tmp_path / "changed" / f"{table}_steps=2" / "none_seed0.json").write_text(text)
         (tmp_path / "damaged" / table).mkdir(parents=True)
         (tmp_path / "damaged" / table / "none_seed0.json").write_text(text)
     (tmp_path / "lacking" / "cifar100_ghost").mkdir(parents=True)

@@ -30,7 +30,9 @@ class Terminal(io.StringIO):
 def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out)
-    assert len(out.getvalue().splitlines()) == 2, "of runs this short it says what came out, no more"
+    first, *rest = out.getvalue().splitlines()
+    assert re.fullmatch(r"\[\d+ s\] none, seed 0: 0/13 \| 1 waiting", first), "before the first step, which may take long"
+    assert len(rest) == 2, "of runs this short it then says what came out, no more"
     monkeypatch.setattr(progress.Lines, "seconds", 0.0)
     out = io.StringIO()
     run_all(rows(), new, folder=tmp_path / "b", checkpoints=tmp_path / "c", out=out)
@@ -38,6 +40,7 @@ def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.
     assert "\r" not in text
     assert "\x1b" not in text
     assert "s] none, seed 0: 1/13" in text
+    assert not [line for line in text.splitlines() if line.rstrip().endswith("s]")], "no line about no runs"
     (line,) = [line for line in text.splitlines() if "none, seed 0: 10/13" in line]
     assert "loss " in line
     assert "error " in line
@@ -155,6 +158,21 @@ def test_scalars_are_written_at_the_end_of_every_epoch(tmp_path: Path, monkeypat
         )
     assert [value for found, value, _ in written if found == "learning_rate"] == pytest.approx([0.05, 0.005, 0.005])
     assert [value for found, value, _ in written if found == "p"] == pytest.approx([0.2, 0.2, 0.2])
+
+
+def test_an_interrupt_is_answered_before_the_step_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, advance, heard = io.StringIO(), Run.advance, []
+
+    def interrupted(self: Run) -> None:
+        signal.raise_signal(signal.SIGINT)
+        heard.append(out.getvalue().splitlines()[-1])
+        advance(self)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([rows()[0]], new, folder=tmp_path / "r", checkpoints=tmp_path / "c", out=out)
+    assert heard == ["stopping after this step, with a checkpoint; interrupt again to stop at once"]
+    assert out.getvalue().endswith(f"1 unfinished run is kept in {tmp_path / 'c'}\n")
 
 
 @pytest.mark.parametrize("stop", [0, 5, 7])

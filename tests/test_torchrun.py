@@ -70,14 +70,14 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_single_process_that_ran_out_of_time_is_no_crash_to_torchrun(data: Path) -> None:
-    assert launch(data, 1, "cpu").count("1 unfinished runs are kept") == 1
+    assert launch(data, 1, "cpu").count("1 unfinished run is kept") == 1
     assert len(records(data / "shared")) == len(ROWS)
 
 
 def test_two_processes_reach_the_losses_of_one(data: Path) -> None:
     """With BatchNorm over both and the same cuts of the same images. They are stopped after three steps, and go on."""
     said = launch(data, 2, "cpu")
-    assert said.count("1 unfinished runs are kept") == 1, "said once, not by each process"
+    assert said.count("1 unfinished run is kept") == 1, "said once, not by each process"
     assert not list((data / "shared_kept").rglob("*.pt"))
     assert cli.main([*arguments(data, "alone"), "--device", "cpu"]) == 0
     (none, turned), (none_alone, turned_alone) = records(data / "shared"), records(data / "alone")

@@ -106,7 +106,8 @@ def check_choice(name: str, value: object, choices: Iterable[str], *, also: str 
     options = tuple(choices)
     if isinstance(value, str) and value in options:
         return value
-    near = difflib.get_close_matches(str(value), options, n=1)
+    begun = [option for option in options if value and option.startswith(str(value))]
+    near = begun or difflib.get_close_matches(str(value), options, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     right = ", ".join(map(repr, options)) + (f" or {also}" if also else "")
     raise ValueError(f"{name} must be one of {right}, got {value!r}{hint}")

@@ -228,10 +228,29 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut2d(coverage=0.3), ValueError, "give block_size too"),
         (lambda: ro.RotationOut(num_features=6), ValueError, "num_features is for center='running'"),
         (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
-        (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list$"),
+        (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list; pass one"),
         (lambda: ro.RotationOut()(pack_sequence([torch.ones(3, 4)])), TypeError, "RotationOutSequence takes packed"),
         (lambda: ro.RotationOut()(torch.tensor(1.0)), TypeError, "a feature axis, got one without dimensions"),
-        (lambda: ro.RotationOut2d(dim=3), TypeError, "^RotationOut2d: got an unexpected keyword argument 'dim'$"),
+        (
+            lambda: ro.RotationOut()(nn.LSTM(2, 3)(torch.ones(4, 2))),
+            TypeError,
+            r"got tuple; .*\(output, state\) of nn.LS",
+        ),
+        (lambda: ro.RotationOut()(type("ndarray", (), {})()), TypeError, "got ndarray; .* torch.from_numpy"),
+        (lambda: ro.RotationOut()(MAP.cfloat()), TypeError, "got torch.complex64; .*, e.g. torch.view_as_real"),
+        (
+            lambda: ro.RotationOut2d(dim=3),
+            TypeError,
+            "^RotationOut2d: got an unexpected keyword argument 'dim'; the features are .* on axis 1 of .* It takes p, "
+            "block_size, coverage, preset, pairing, pairing_per, angle_per, law, side, center, num_features, momentum, "
+            "sync, backend$",
+        ),
+        (
+            lambda: ro.RotationOut(keep_prob=0.8),
+            TypeError,
+            "argument 'keep_prob'; .* p = 1 − keep_prob. It takes p, pr",
+        ),
+        (lambda: ro.RotationOut(sigma=0.5), TypeError, "'sigma'; .*p=strength.convert.* It takes p, preset"),
         (
             lambda: ro.RotationOut(0.5, inplace=True),
             TypeError,
@@ -245,13 +264,21 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut2d(0.5, False), TypeError, "^RotationOut2d: too many positional .* applied in place"),
         (lambda: ro.RotationOutSequence(0.5, inplace=True), TypeError, "^RotationOutSequence: .*leave out inplace"),
         (lambda: ro.nn.Uout(0.5, True), TypeError, "^Uout: too many positional arguments; leave out inplace"),
-        (lambda: ro.nn.GaussianDropout(rate=0.5), TypeError, "^GaussianDropout: got .* argument 'rate'$"),
+        (
+            lambda: ro.nn.GaussianDropout(rate=0.5),
+            TypeError,
+            "^GaussianDropout: got .* 'rate'; the strength is called p. It takes p, ",
+        ),
         (
             lambda: ro.RotationOut2d()(MAP[0, 0]),
             ValueError,
-            r"RotationOut2d takes \(N, C, H, W\) or \(C, H, W\), got 2",
+            r"RotationOut2d takes \(N, C, H, W\) or \(C, H, W\), got 2 .*; use RotationOut for features on the last",
         ),
-        (lambda: ro.RotationOut1d()(MAP), ValueError, r"RotationOut1d takes \(N, C, L\) or \(C, L\), got 4"),
+        (
+            lambda: ro.RotationOut1d()(MAP),
+            ValueError,
+            r"takes \(N, C, L\) or \(C, L\), got 4 .*; use RotationOut2d for",
+        ),
         (lambda: ro.RotationOut3d()(MAP[0]), ValueError, r"takes \(N, C, D, H, W\)"),
         (lambda: ro.RotationOut2d()(MAP[:1, :, :1, :1]), ValueError, "more than one value per feature"),
         (

@@ -172,7 +172,7 @@ CASES: dict[str, list[Case]] = {
             sequence(ro.RotationOut2d(0.2)),
             sequence(ro.RotationOut2d(0.2, center=None)),
             "0",
-            r"a single example \(input of shape \(3, 9, 9\)\)",
+            r"of shape \(3, 9, 9\) for a single example, without a batch axis",
             IMAGES[0],
             code=False,
         ),
@@ -195,7 +195,14 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "too-strong": [
-        Case(sequence(nn.Dropout(1.0)), sequence(nn.Dropout(0.99)), "0", "drops everything", VECTORS),
+        Case(sequence(nn.Dropout(1.0)), sequence(nn.Dropout(0.75)), "0", "drops everything", VECTORS),
+        Case(
+            sequence(ro.RotationOut(0.9)),
+            sequence(ro.RotationOut(0.75)),
+            "0",
+            "if 0.9 is meant as the probability to keep, write p = 0.1",
+            VECTORS,
+        ),
         Case(sequence(ro.nn.Uout(0.3)), sequence(ro.nn.Uout(0.25)), "0", "β = 1.13 > 1", VECTORS),
         Case(
             sequence(ro.RotationOut2d(0.7)),
@@ -225,14 +232,25 @@ CASES: dict[str, list[Case]] = {
             sequence(nn.Conv2d(3, 4, 1), nn.ReLU(), noise, nn.Conv2d(4, 4, 1)),
             sequence(nn.Conv2d(3, 4, 1), nn.ReLU(), fits, nn.Conv2d(4, 4, 1)),
             "2",
-            "before 2 axes of positions",
+            f"before 2 axes of positions; {right}",
             IMAGES,
             code=False,
         )
-        for noise, fits in [
-            (ro.RotationOut(0.2), ro.RotationOut2d(0.2)),
-            (ro.nn.CentredDropout(0.2), ro.nn.CentredDropout(0.2, dim=1)),
+        for noise, fits, right in [
+            (ro.RotationOut(0.2), ro.RotationOut2d(0.2), "use RotationOut2d"),
+            (ro.nn.CentredDropout(0.2), ro.nn.CentredDropout(0.2, dim=1), "set dim=-3"),
         ]
+    ]
+    + [
+        Case(
+            sequence(nn.Linear(8, 4), noise, nn.Linear(4, 4)),
+            sequence(nn.Linear(8, 4), ro.RotationOut(0.2), nn.Linear(4, 4)),
+            "1",
+            "on the last axis; use RotationOut",
+            VECTORS,
+            code=False,
+        )
+        for noise in [ro.RotationOut1d(0.2)]
     ],
     "rotation-on-attention": [
         Case(lambda: Attention(True), lambda: Attention(False), "noise", "sum to one", TOKENS, code=False)
@@ -279,7 +297,29 @@ def test_a_sound_model_has_no_findings() -> None:
         nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), ro.RotationOut(0.2), nn.Linear(8, 2),
     )  # fmt: skip
     assert lint(model) == lint(model, IMAGES) == []
-    assert str(lint(model)) == "nothing found"
+    assert str(lint(model, IMAGES)) == "nothing found"
+    assert str(lint(model)).startswith("nothing found; shapes and axes were not checked")
+
+
+def test_a_recurrent_layer_between_two_noises_is_something_between_them() -> None:
+    """Also where the noise on its weights is off."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = ro.nn.NoisyLSTM(8, 6, num_layers=2, layer_noise=ro.RotationOutSequence(0.2))
+            self.noise = ro.RotationOut(0.2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.noise(self.lstm(x)[0])
+
+    assert lint(Net(), TOKENS) == []
+
+
+def test_layers_with_the_same_finding_share_a_line() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 4), nn.Dropout(1.0))
+    assert len(lint(model)) == 2
+    assert str(lint(model)) == "1, 3: p = 1 drops everything; use a smaller p [too-strong]"
 
 
 def test_noise_in_recurrent_and_attention_layers_is_as_it_should_be() -> None:

@@ -123,6 +123,11 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (lambda: ro.insert_in_stages(Network(), MAPS, last=3), ValueError, r"the last 3 stages, but the model has 2"),
         (lambda: ro.insert_in_stages(Network(), MAPS, last=0), ValueError, r"integer, at least 1, got 0"),
         (lambda: ro.insert_blocks(Network().layer1, linear=True), ValueError, r"are called layer1"),
+        (
+            lambda: ro.insert_blocks(Network(), ro.RotationOut2d(0.2)),
+            TypeError,
+            "strength p, a number, .*_stages takes a noise",
+        ),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: Callable[[], object], error: type[Exception], message: str) -> None:

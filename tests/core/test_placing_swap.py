@@ -159,6 +159,19 @@ def test_what_is_left_alone() -> None:
     ]
 
 
+def test_a_report_says_what_to_do_where_nothing_was_replaced() -> None:
+    report = ro.swap(nn.Sequential(nn.Linear(2, 2)))
+    assert str(report).startswith(
+        "0 placed\n1 left alone\n  the model (Sequential): it has no Dropout module; insert add"
+    )
+    off = ro.swap(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.Linear(2, 2), nn.Dropout(0.0)))
+    assert str(off).splitlines() == [
+        "0 placed",
+        "2 left alone",
+        "  1, 3 (Dropout(p=0.0, inplace=False)): it is off: build the model with Dropout, or use insert",
+    ]
+
+
 class SelfAttention(nn.Module):
     """Its Dropout is on hidden states, though the name of the class makes one think otherwise."""
 
@@ -186,6 +199,11 @@ def test_attention_by_the_name_of_the_class_unless_seen_to_be_none() -> None:
         (lambda: ro.swap(nn.Dropout(0.5)), ValueError, "the model itself is a Dropout"),
         (lambda: ro.swap(torch.compile(nn.Sequential(nn.Dropout2d(0.5)))), ValueError, "compiled already"),
         (lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), preset="papre"), ValueError, "did you mean 'paper'"),
+        (
+            lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), p=0.1),
+            TypeError,
+            "takes the p of the Dropout that it repl",
+        ),
         (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),
     ],
 )

@@ -352,7 +352,11 @@ X = torch.randn(T, N, C)
             "layer_noise is between layers, but num_layers is 1: it will never act",
         ),
         (lambda: NoisyLSTM.from_module(nn.GRU(C, H)), TypeError, "NoisyLSTM is made from a nn.LSTM, got GRU"),
-        (lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None), TypeError, "^NoisyGRU: .*keyword argument 'noise'$"),
+        (
+            lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None),
+            TypeError,
+            "^NoisyGRU: .*'noise'. It takes input_size, .*layer_noise",
+        ),
         (lambda: NoisyLSTM(C, H, dropout=0.3), TypeError, r"^NoisyLSTM: .*'dropout'; .* layer_noise=nn.Dropout\(p\)"),
         (
             lambda: NoisyGRU(C, H, 2, True, False, 0.3),

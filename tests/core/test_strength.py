@@ -85,6 +85,8 @@ def test_bad_parameter(value: float) -> None:
 
 
 def test_unknown_kind_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="got 'gauss'; did you mean 'gaussian'"):
+        strength.to_lam("gauss", 0.1)
     with pytest.raises(ValueError, match="did you mean 'uniform_angle'"):
         strength.to_lam("uniform_angel", 0.1)
 

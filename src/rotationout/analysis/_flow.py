@@ -104,8 +104,13 @@ def passed(given: Iterable[Paths], operation: str) -> Paths:
 
 
 def disturbed(name: str, noise: nn.Module, paths: Paths) -> Paths:
-    """The paths of the output of a noise; noise on weights does not count as directly before what follows."""
+    """The paths of the output of a noise; one that is off is the identity.
+
+    Noise on weights does not count as directly before what follows; on or off, it runs the module that it holds.
+    """
     kind = type(noise).__name__
+    if not acts(noise):
+        return passed([paths], kind) if isinstance(noise, WeightDrop) else paths
     return {**passed([paths], kind), name: (kind,) if isinstance(noise, WeightDrop) else ()}
 
 
@@ -186,12 +191,9 @@ class _Watcher(TorchDispatchMode):
             self.stack.pop()
             if noise:
                 self.within -= 1
-                incoming = self.incoming.pop()
+                self._carry(output, disturbed(name, module, self.incoming.pop()))
                 if acts(module):
-                    self._carry(output, disturbed(name, module, incoming))
                     self.layout[name] = _feature_layout(module, output)
-                else:
-                    self._carry(output, incoming)
             elif isinstance(module, _BatchNorm):
                 self._carry(output, {})
 

@@ -39,14 +39,24 @@ class Finding(NamedTuple):
 
 
 class Findings(list[Finding]):
-    """A list that can be printed, a line for each finding.
+    """A list that can be printed: a line for each finding, and one for all layers of which the same was found.
+
+    Attributes:
+        ran: whether the model was run; otherwise the rules that need shapes were skipped.
 
     >>> print(Findings())
     nothing found
     """
 
+    ran = True
+
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "nothing found"
+        alike: dict[tuple[str, str], list[str]] = {}
+        for layer, rule, message in self:
+            alike.setdefault((rule, message), []).append(layer or "the model")
+        lines = (str(Finding(", ".join(layers), rule, message)) for (rule, message), layers in alike.items())
+        skipped = "" if self.ran else "; shapes and axes were not checked, for want of an example input"
+        return "\n".join(lines) or f"nothing found{skipped}"
 
 
 def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
@@ -91,4 +101,5 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
         findings.extend(Finding(layer, name, message) for layer, message in rule(view))
     if problem is not None:
         findings.append(problem)
+    findings.ran = view.ran
     return findings

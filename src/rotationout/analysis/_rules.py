@@ -135,8 +135,14 @@ def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
     the features: the part that all its positions have in common gets no noise.
     """
     for name, noise, shape, (_, examples) in _about_batch_mean(view):
-        unbatched = examples is None and isinstance(noise, _RotationOutMaps)  # (T, C) may be the rows of packed ones
-        if unbatched or shape[examples or 0] == 1:
+        if examples is None and isinstance(noise, _RotationOutMaps):  # (T, C) may be the rows of packed ones
+            yield (
+                name,
+                f"takes its input of shape {shape} for a single example, without a batch axis, and center='batch' for "
+                "the mean of that; if the first axis is the batch, use the layer for maps with fewer axes, or "
+                "RotationOut for features on the last axis",
+            )
+        elif shape[examples or 0] == 1:
             yield (
                 name,
                 f"center='batch' takes the mean of a single example (input of shape {shape}); use larger batches, or "
@@ -171,8 +177,10 @@ def mean_sees_later_steps(view: View) -> Iterator[tuple[str, str]]:
 def too_strong(view: View) -> Iterator[tuple[str, str]]:
     """A strength at which a noise no longer does what it is meant to do.
 
-    Dropout with p = 1 drops everything. Uout above p = 0.25 (β > 1) flips the signs of features. A rotation with
-    λ > D − 1 flips the sign of the correlations of D features instead of reducing them (label eq15).
+    Dropout with p = 1 drops everything. Above p = 0.75 the noise of most layers has more than three times the variance
+    of the features, which is rarely meant: p may be a keep probability by mistake. Uout above p = 0.25 (β > 1) flips
+    the signs of features. A rotation with λ > D − 1 flips the sign of the correlations of D features instead of
+    reducing them (label eq15).
     """
     for name, noise in view.noises.items():
         rate = getattr(noise, "p", None)
@@ -183,6 +191,13 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
         elif isinstance(noise, Uout) and rate > 0.25:
             beta = strength.from_lam("uout", strength.to_lam("dropout", rate))
             yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which flips the signs of features; use at most p = 0.25"
+        elif rate > 0.75 and _on_features(noise):
+            lam = strength.to_lam("dropout", rate)
+            yield (
+                name,
+                f"p = {rate:g} is λ = {lam:.3g}, noise with {lam:.3g} times the variance of the features; if {rate:g} "
+                f"is meant as the probability to keep, write p = {1 - rate:.3g}",
+            )
         elif isinstance(noise, _RotationOutNd):
             lam = strength.to_lam("dropout", rate)
             given = {shape: _axes(noise, shape) for shape in view.flow.shapes.get(name, [])}
@@ -259,12 +274,13 @@ def other_axis(view: View) -> Iterator[tuple[str, str]]:
         dims = -1 - cast(Any, noise).dim if takes_axis(noise) and cast(Any, noise).dim < 0 else dims_of_noise(noise)
         around = view.seen[noise].dims if noise in view.seen else set()
         if dims is not None and len(around) == 1 and dims not in around:
-            there = "on the last axis" if around == {0} else f"before {next(iter(around))} axes of positions"
-            yield (
-                name,
-                f"takes another axis for the features than its neighbours, which have them {there}; set dim, or use "
-                "the 1d, 2d or 3d layer",
+            after = next(iter(around))
+            there = {0: "on the last axis", 1: "before 1 axis of positions"}.get(
+                after, f"before {after} axes of positions"
             )
+            kind = "RotationOut" if isinstance(noise, _RotationOutNd) else type(noise).__name__.rstrip("123d")
+            right = f"set dim={-1 - after}" if takes_axis(noise) else f"use {kind}{f'{after}d' if after else ''}"
+            yield name, f"takes another axis for the features than its neighbours, which have them {there}; {right}"
 
 
 @rule

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.base import CentredNoise
 from ..placing._layout import dims_of_module, dims_of_noise, takes_axis
 from ..placing._slot import After, Before, Slot
-from ._flow import Flow, Link, Paths, acts, disturbed, is_norm, noises_of, passed
+from ._flow import Flow, Link, Paths, disturbed, is_norm, noises_of, passed
 
 __all__ = ["UntraceableError", "trace"]
 
@@ -126,7 +126,7 @@ class _Reader:
     def _noise(self, name: str, noise: nn.Module, paths: Paths) -> Paths:
         self._reach(name, noise, paths)
         self.flow.calls[name] += 1
-        return disturbed(name, noise, paths) if acts(noise) else paths
+        return disturbed(name, noise, paths)
 
     def _reach(self, name: str, module: nn.Module, paths: Paths) -> None:
         for source, path in paths.items():

@@ -38,7 +38,7 @@ def figures(
     try:
         wanted = chosen_figures(results, names or [])
     except ValueError as error:
-        misuse(str(error), "NAME")
+        misuse(f"{error}. Figures of experiments need their records in {results}", "NAME")
     if list_only:
         if json:
             print_json([{"name": d.name, "title": d.title, "caption": d.caption} for d in wanted])

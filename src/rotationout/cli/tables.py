@@ -70,7 +70,9 @@ def table(
     name = name_of(recipe) or chosen("TABLE", recipe, TABLES)
     records = read_records(results, recipe)
     if not records:
-        raise ValueError(f"there are no records of {recipe} in {results} yet; run rotationout sweep {name}")
+        changed = sorted({path.parent.name for path in results.glob("*/*.json") if name_of(path.parent.name) == name})
+        others = f". There are records with changed fields, of {', '.join(changed)}" if changed else ""
+        raise ValueError(f"there are no records of {recipe} in {results} yet; run rotationout sweep {name}{others}")
     task = TASKS[type(TABLES[name]()[0])]
     with readable(results / recipe):
         cells, prose, notes = task.table(records), task.prose(records), task.notes(records)

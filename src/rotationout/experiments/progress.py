@@ -33,13 +33,13 @@ class Display:
     """The time from one update to the next."""
 
     def __init__(self) -> None:
-        self.begun = self._changed = time.monotonic()
+        self.begun, self._changed = time.monotonic(), float("-inf")
 
     def message(self, text: str) -> None:
         """Print a message that stays."""
 
     def update(self, jobs: Sequence[Job], waiting: int) -> None:
-        """Show the progress of runs, if enough time has passed since the last update."""
+        """Show the progress of runs, at first and whenever enough time has passed since."""
         now = time.monotonic()
         if now - self._changed >= self.seconds:
             self._changed = now
@@ -67,7 +67,8 @@ class Lines(Display):
         parts = [f"{job.label}: {job.run.step}/{job.config.steps} {_state(job)}".rstrip() for job in jobs]
         if waiting:
             parts.append(f"{waiting} waiting")
-        self.message(f"[{time.monotonic() - self.begun:.0f} s] {' | '.join(parts)}")
+        if parts:
+            self.message(f"[{time.monotonic() - self.begun:.0f} s] {' | '.join(parts)}")
 
 
 class Bars(Display):

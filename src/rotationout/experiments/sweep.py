@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,8 +66,8 @@ def sweep(
     with (
         # Let cuDNN time its algorithms: its default choice is slower for networks with few channels.
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
-        _deferred_interrupts() as interrupts,
         progress.shown(sys.stderr if out is None else out, silent=processes.rank() > 0) as display,
+        _deferred_interrupts(display) as interrupts,
     ):
         if len(waiting) < len(configs):
             display.message(f"{len(configs) - len(waiting)} of {len(configs)} runs have a record already")
@@ -80,6 +80,7 @@ def sweep(
                         display.message(f"{config.recipe}, {config.row}, seed {config.seed}: has a record by now")
                     else:
                         active.append(Job(config, make, checkpoints, together * siblings, tensorboard))
+                        display.update(active, len(waiting))  # its first step may take long
                 ended = False
                 for job in active[:]:
                     if not _advance(job, folder, failed, display):
@@ -99,7 +100,7 @@ def sweep(
             if clock.should_stop or processes.size() == 1:  # saving needs all processes at the same step
                 kept = _save(active, display)
                 if kept:
-                    display.message(f"{kept} unfinished runs are kept in {checkpoints}")
+                    display.message(f"{kept} unfinished run{'s are' if kept > 1 else ' is'} kept in {checkpoints}")
     if clock.interrupted:
         raise KeyboardInterrupt
     if failed:
@@ -171,11 +172,12 @@ class _Clock:
 
 
 @contextmanager
-def _deferred_interrupts() -> Iterator[list[int]]:
+def _deferred_interrupts(display: progress.Display) -> Iterator[list[int]]:
     """Collect SIGINT (Ctrl-C) and SIGTERM in a list, so that runs stop between steps and not inside one.
 
     A second signal interrupts at once, unless several processes share the runs: torchrun sends a second one for each
-    that the terminal sends, and itself kills processes that do not stop.
+    that the terminal sends, and itself kills processes that do not stop. The display says so: a step that ends with a
+    test may take minutes on a CPU.
     """
     pending: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
@@ -185,6 +187,10 @@ def _deferred_interrupts() -> Iterator[list[int]]:
     def defer(number: int, frame: Any) -> None:
         if pending and processes.size() == 1:
             raise KeyboardInterrupt
+        if not pending:
+            again = "; interrupt again to stop at once" if processes.size() == 1 else ""
+            with suppress(RuntimeError):  # of a stream that was just being written to
+                display.message(f"stopping after this step, with a checkpoint{again}")
         pending.append(number)
 
     before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}

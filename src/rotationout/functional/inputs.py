@@ -29,8 +29,9 @@ def check_features(x: Tensor, dim: int) -> int:
         raise TypeError(f"x must be a Tensor, got {kind_of(x)}")
     check_dense(x)
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        way = "torch.view_as_real(x).flatten(-2)" if x.dtype.is_complex else "x.float()"
         raise TypeError(
-            f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. x.float()"
+            f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. {way}"
         )
     if x.ndim == 0:
         raise ValueError("x must have a feature axis, got a tensor without dimensions")
@@ -43,6 +44,9 @@ def kind_of(x: object) -> str:
     advice = {
         "Proxy": "; torch.fx can trace noise in training only as a leaf module: see is_leaf_module of torch.fx.Tracer",
         "PackedSequence": "; RotationOutSequence takes packed sequences, as nn.LockedDropout of rotationout does",
+        "tuple": "; pass one tensor of it, such as the output in the (output, state) of nn.LSTM and nn.GRU",
+        "list": "; pass one tensor, e.g. torch.stack(…)",
+        "ndarray": "; convert it first, torch.from_numpy(x)",
     }
     return kind + advice.get(kind, "")
 

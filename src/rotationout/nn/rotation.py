@@ -11,7 +11,7 @@ from .. import strength
 from ..functional.rotation import apply_noise, check_blocks
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
-from .arguments import NEVER_IN_PLACE, checked
+from .arguments import ROTATION, checked
 from .base import CentredNoise
 
 __all__ = ["RotationOut", "RotationOut1d", "RotationOut2d", "RotationOut3d"]
@@ -44,7 +44,7 @@ class _RotationOutNd(CentredNoise):
     block_size: int | None = None
     coverage: float | None = None
 
-    @checked(NEVER_IN_PLACE)
+    @checked(ROTATION)
     def __init__(
         self,
         p: float = 0.5,
@@ -158,7 +158,7 @@ class _RotationOutMaps(_RotationOutNd):
     _presets = _MAPS
     _shape: str
 
-    @checked(NEVER_IN_PLACE)
+    @checked(ROTATION)
     def __init__(
         self, p: float = 0.5, *, block_size: int | None = None, coverage: float | None = None, **choices: Any
     ) -> None:
@@ -172,9 +172,11 @@ class _RotationOutMaps(_RotationOutNd):
             return 1, 0
         if x.ndim == spatial + 1:
             return 0, None
+        batched = {3: "1d for (N, C, L)", 4: "2d for (N, C, H, W)", 5: "3d for (N, C, D, H, W)"}
+        other = f"RotationOut{batched[x.ndim]}, or " if x.ndim in batched else ""
         raise ValueError(
             f"{type(self).__name__} takes (N, C, {self._shape}) or (C, {self._shape}), got {x.ndim} dimensions, "
-            f"{tuple(x.shape)}; for features on the last axis use RotationOut"
+            f"{tuple(x.shape)}; use {other}RotationOut for features on the last axis"
         )
 
 

@@ -248,7 +248,10 @@ def _check_made(noise: object) -> None:
 
 def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:
     if not isinstance(noise, nn.Module):
-        raise TypeError(f"noise must be a module, e.g. RotationOut(0.2), or a function that makes one, got {noise!r}")
+        raise TypeError(
+            "noise must be a module, e.g. RotationOut(0.2), or a function of (name, module) that makes one, "
+            f"got {noise!r}"
+        )
     if isinstance(noise, ShakeShake | WeightDrop) or next(noise.parameters(), None) is not None:
         raise TypeError(
             f"noise must take one tensor and have no parameters of its own, got {type(noise).__name__}; "

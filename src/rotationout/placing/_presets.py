@@ -71,6 +71,10 @@ def insert_blocks(
     >>> [(change.name, getattr(change.noise, "block_size", None)) for change in insert_blocks(model).changed]
     [('layer3.0.conv1', 7), ('layer4.0.conv1', 3), ('fc', None)]
     """
+    if isinstance(p, nn.Module):
+        raise TypeError(
+            f"insert_blocks makes rotations of strength p, a number, got {p!r}; insert_in_stages takes a noise"
+        )
     if not isinstance(block_sizes, tuple | list):
         raise TypeError(f"block_sizes must be a size for each of the last stages, e.g. (7, 3), got {block_sizes!r}")
     stages = _stages(model, len(block_sizes))

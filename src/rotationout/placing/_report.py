@@ -92,5 +92,9 @@ class Report:
             groups.setdefault(f"{change.noise!r} {change.side} {change.module}", []).append(change.place)
         lines += [f"  {what}: {', '.join(places)}" for what, places in groups.items()]
         if self.left:
-            lines += [f"{len(self.left)} left alone", *(f"  {left}" for left in self.left)]
+            alike: dict[tuple[str, str], list[str]] = {}
+            for name, module, why in self.left:
+                alike.setdefault((module, why), []).append(name or "the model")
+            lines.append(f"{len(self.left)} left alone")
+            lines += [f"  {Left(', '.join(names), module, why)}" for (module, why), names in alike.items()]
         return "\n".join(lines)

@@ -22,6 +22,8 @@ __all__ = ["swap"]
 _ROTATIONS: tuple[Callable[..., nn.Module], ...] = (RotationOut, RotationOut1d, RotationOut2d, RotationOut3d)
 _HIDDEN = re.compile(r"resid|proj|out|hidden")
 """Parts of the names (without "dropout") of Dropout on hidden states in a module that has attention weights too."""
+_NONE = "it has no Dropout module; insert adds noise, and lint finds Dropout that is called as a function"
+_OFF = "it is off: build the model with Dropout, or use insert"
 
 
 class _LeftAloneError(Exception):
@@ -63,7 +65,9 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     known = KINDS["rotation"].options.keys() - {"dims", "block_size", "coverage"}
     unknown = sorted(choices.keys() - known)
     if unknown:
-        raise TypeError(f"swap has no choice {', '.join(unknown)}; those of RotationOut are {', '.join(sorted(known))}")
+        own = "; every rotation takes the p of the Dropout that it replaces" if "p" in unknown else ""
+        right = ", ".join(sorted(known))
+        raise TypeError(f"swap has no choice {', '.join(unknown)}{own}; those of RotationOut are {right}")
     if is_noise(model):
         raise ValueError(f"the model itself is a {type(model).__name__}; replace it in the module that holds it")
     found = [candidate for candidate in candidates(model) if is_noise(candidate.module)]
@@ -86,6 +90,8 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     for module, change in changed:
         for owner, key in owners[module]:
             setattr(owner, key, change.noise)
+    if not changed and not left:
+        left = [Left("", type(model).__name__, _NONE)]
     return Report(tuple(change for _, change in changed), tuple(left))
 
 
@@ -126,7 +132,7 @@ def _rotation(
     if dims == -1:
         raise _LeftAloneError("it is another kind of noise, without a matching strength")
     if not 0.0 < module.p < 1.0:
-        raise _LeftAloneError("it is off" if module.p == 0.0 else "it drops everything: its strength is infinite")
+        raise _LeftAloneError(_OFF if module.p == 0.0 else "it drops everything: its strength is infinite")
     if dims is None:
         dims = _dims(module, owners, None if seen is None else seen[module])
     return _ROTATIONS[dims](module.p, **choices)
@@ -136,7 +142,7 @@ def _blocks(module: nn.Module, dims: int, choices: dict[str, Any]) -> nn.Module:
     share = float(cast(float, getattr(module, "p", getattr(module, "drop_prob", 0.0))))
     share *= float(cast(float, getattr(module, "gamma_scale", 1.0)))
     if not 0.0 < share < 1.0:
-        raise _LeftAloneError("it is off" if share == 0.0 else "it drops everything: its strength is infinite")
+        raise _LeftAloneError(_OFF if share == 0.0 else "it drops everything: its strength is infinite")
     if getattr(module, "with_noise", False):
         raise _LeftAloneError("it fills its blocks with noise")
     inside = 1 / (1 - share)  # λ
