@@ -31,7 +31,7 @@ def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.
     out = io.StringIO()
     run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out)
     first, *rest = out.getvalue().splitlines()
-    assert re.fullmatch(r"\[\d+ s\] none, seed 0: 0/13 \| 1 waiting", first), "before the first step, which may take long"
+    assert re.fullmatch(r"\[\d+ s\] none, seed 0: 0/13 \| 1 waiting", first), "before the first step, which may be slow"
     assert len(rest) == 2, "of runs this short it then says what came out, no more"
     monkeypatch.setattr(progress.Lines, "seconds", 0.0)
     out = io.StringIO()
