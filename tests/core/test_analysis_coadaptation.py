@@ -137,7 +137,7 @@ def test_layers_of_a_model() -> None:
     model.drop.eval()
     before = snapshot(model)
     data = torch.randn(4, 8, 3, 6, 6)
-    table = coadaptation_of(model, data)
+    table = coadaptation_of(model, [*data])
     assert same(snapshot(model), before)
     assert list(table) == ["conv", "head", "unused"]
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_layers_of_a_model() -> None:
     assert (table["conv"].rows, table["head"].rows, table["unused"].rows) == (4 * 8 * 16, 32, 0)
     assert repr(table["unused"]) == "Coadaptation(rows=0)"
 
-    by_name = coadaptation_of(model, data, ["conv", nn.BatchNorm2d])
+    by_name = coadaptation_of(model, [*data], ["conv", nn.BatchNorm2d])
     assert list(by_name) == ["conv", "norm"]
     model.eval()
     with torch.no_grad():
@@ -159,11 +159,11 @@ def test_train_mode_shows_the_noise_and_leaves_no_trace() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)).eval()
     before = snapshot(model)
     data = torch.randn(50, 100, 4)
-    quiet, noisy = (coadaptation_of(model, data, "*", train=train) for train in (False, True))
+    quiet, noisy = (coadaptation_of(model, [*data], "*", train=train) for train in (False, True))
     assert same(snapshot(model), before)
     assert quiet["2"].value == pytest.approx(quiet["1"].value)
     assert noisy["2"].value / noisy["1"].value == pytest.approx(0.5, abs=0.05)
-    assert coadaptation_of(model, data, "2", train=None)["2"].value == pytest.approx(quiet["2"].value)
+    assert coadaptation_of(model, [*data], "2", train=None)["2"].value == pytest.approx(quiet["2"].value)
 
 
 def test_batches_as_data_loaders_give_them() -> None:
@@ -200,6 +200,7 @@ def failing() -> Iterator[Tensor]:
         (lambda m: coadaptation_of(m, failing()), RuntimeError, "the disk is full"),
         (lambda m: coadaptation_of(m, [torch.randn(4, 5)]), RuntimeError, "running_mean should contain 5"),
         (lambda m: coadaptation_of(m, []), ValueError, "batches is empty"),
+        (lambda m: coadaptation_of(m, torch.randn(4, 4)), TypeError, r"got Tensor; for a single batch pass \[batch\]"),
         (
             lambda m: coadaptation_of(m, [torch.randn(4, 4)], "2"),
             ValueError,

@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "sample_shift": (lambda n: analysis.sample_shift(nn.Dropout(), EYE[0], EYE, outputs=n, layers=n).mean, 4),
     "coadaptation_factor": (lambda n: analysis.coadaptation_factor(nn.Dropout(), n), 4),
     "coadaptation_of, limit": (
-        lambda n: analysis.coadaptation_of(network(), EYE.float()[:, None], limit=n)["0"].rows,
+        lambda n: analysis.coadaptation_of(network(), list(EYE.float()[:, None]), limit=n)["0"].rows,
         2,
     ),
     "estimate_moments": (lambda n: analysis.estimate_moments(nn.Dropout(), EYE[0], n, vectorized=n).mean, 4),

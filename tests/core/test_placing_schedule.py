@@ -41,6 +41,14 @@ def test_the_course_of_a_schedule(make: Callable[[nn.Module], ro.Schedule], expe
     assert model[1].p == 0.5, "torch's own are left alone"
 
 
+def test_a_schedule_shows_where_it_is() -> None:
+    schedule = ro.Schedule.ramp([ro.RotationOut(0.4)], steps=4)
+    schedule.step()
+    assert repr(schedule) == "Schedule(step 1, p = 0.2, layers: 1)"
+    both = ro.Schedule.constant([ro.RotationOut(0.4), ro.RotationOut(0.1)])
+    assert repr(both) == "Schedule(step 0, p = 0.1 to 0.4, layers: 2)"
+
+
 def test_a_schedule_reaches_placed_noises_and_its_state_can_be_saved() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     ro.insert(model, ro.RotationOut(0.4), before=nn.Linear)

@@ -17,7 +17,7 @@ from .. import strength
 from ..functional.inputs import check_features
 from ..placing._layout import dims_of_module
 from ..placing._select import Selection, candidates, select
-from ._passes import Forward, check_limit, check_model, count, progress, run, untouched
+from ._passes import Forward, check_batches, check_limit, check_model, count, progress, run, untouched
 from .accumulate import MomentAccumulator
 from .law import NoiseLaw, noise_law
 from .moments import check_moments, total_moments
@@ -128,11 +128,12 @@ def coadaptation_of(
         A `Coadaptation` for the name of each layer; its `value` is co(x). A layer that was not called has no rows.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
-    >>> table = coadaptation_of(model, torch.randn(10, 32, 4), nn.ReLU)
+    >>> table = coadaptation_of(model, [torch.randn(32, 4) for _ in range(10)], nn.ReLU)
     >>> list(table), table["1"].features, table["1"].rows
     (['1'], 8, 320)
     """
     check_model(model)
+    check_batches(batches, once=True)
     limit = check_limit(limit)
     chosen = {candidate.name: candidate.module for candidate in select(candidates(model), "layers", layers, None, None)}
     if isinstance(dim, Mapping) and not set(dim) <= set(chosen):

@@ -69,14 +69,14 @@ def set_mode(model: nn.Module, training: bool, kept: set[_BatchNorm]) -> None:
         layer.training = False
 
 
-def check_batches(batches: Iterable[Any]) -> None:
-    """Raise a TypeError unless ``batches`` can be iterated more than once."""
+def check_batches(batches: Iterable[Any], *, once: bool = False) -> None:
+    """Raise a TypeError unless ``batches`` can be iterated, and more than once if not ``once``."""
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise TypeError(
             "batches must be an iterable of batches, a DataLoader or a list of tensors, got "
             f"{type(batches).__name__}; for a single batch pass [batch]"
         )
-    if isinstance(batches, Iterator):  # not by calling iter: that of a DataLoader draws random numbers
+    if not once and isinstance(batches, Iterator):  # not by calling iter: that of a DataLoader draws random numbers
         raise TypeError(
             f"batches is a {type(batches).__name__}, which can be gone through only once; pass the DataLoader itself, "
             "or list(batches)"

@@ -74,6 +74,11 @@ class Schedule:
         self.last_step = 0
         self._set(0, self.base)
 
+    def __repr__(self) -> str:
+        rates = sorted({float(noise.p) for noise in self.noises})
+        p = f"{rates[0]:.3g}" + (f" to {rates[-1]:.3g}" if len(rates) > 1 else "")
+        return f"{type(self).__name__}(step {self.last_step}, p = {p}, layers: {len(self.noises)})"
+
     @classmethod
     def constant(cls, noises: _Noises | Schedule) -> Self:
         """Keep the strength that the noises were given."""
