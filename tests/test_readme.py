@@ -102,6 +102,13 @@ def test_errors_in_speech_are_those_of_the_records() -> None:
         assert row == "none" or p_value(values, edits["none"]) > LEVEL
 
 
+def test_precision_in_detection_is_that_of_the_records() -> None:
+    scores = {row: [run["ap"] for run in runs] for row, runs in by_row(read_records(ROOT / "results", "bccd")).items()}
+    none, block, rotation = (spread(scores[row]) for row in ("none", "rotation block", "rotation"))
+    said = f"AP is {none} without noise, {block} with RotationOut in blocks, {rotation} without blocks."
+    assert f"{len(scores['rotation'])} seeds: {said}" in TEXT
+
+
 def test_the_code_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     exec(compile(block, "README.md", "exec"), {})
