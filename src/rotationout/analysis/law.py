@@ -18,7 +18,7 @@ from ..nn import Cutout, LockedDropout, ShakeShake, WeightDrop
 from ..nn.elementwise import _Elementwise
 from ..nn.rotation import _RotationOutNd
 
-__all__ = ["SOURCES", "NoiseLaw", "is_stochastic_depth", "noise_law"]
+__all__ = ["SOURCES", "NoiseLaw", "is_stochastic_depth", "layer_law", "noise_law"]
 
 SOURCES = ("itself", "others", "whole")
 """Where the noise of a feature comes from: itself, as in Dropout and all noises that multiply features one by one; the
@@ -99,6 +99,13 @@ def noise_law(noise: nn.Module | NoiseLaw) -> NoiseLaw:
     """
     if isinstance(noise, NoiseLaw):
         return noise
+    if isinstance(noise, _RotationOutNd) and noise.keep_zeros:
+        raise TypeError(f"{_why_not(noise)}; rotationout.analysis.estimate_moments measures any module")
+    return layer_law(noise)
+
+
+def layer_law(noise: nn.Module) -> NoiseLaw:
+    """`noise_law` of a layer; one with ``keep_zeros`` has this law on the features that are not zero."""
     if isinstance(noise, nn.Identity):
         return NoiseLaw("itself", 0.0)
     if isinstance(noise, _RotationOutNd | _Elementwise):
@@ -133,6 +140,8 @@ def _why_not(noise: object) -> str:
         return "Cutout hides pixels by where they are and rescales nothing, so there is no one law of a feature vector"
     if isinstance(noise, ShakeShake):
         return "Shake-Shake mixes two vectors, so its noise is no function of the moments of one"
+    if isinstance(noise, _RotationOutNd):
+        return "with keep_zeros=True the noise depends on which features are zero, not only on their second moments"
     if isinstance(noise, WeightDrop):
         return "the output of a recurrent module is no linear function of the weights that are dropped"
     if type(noise).__name__.startswith("DropBlock"):

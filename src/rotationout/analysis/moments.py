@@ -19,7 +19,7 @@ from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutNd
 from ..rotation import check_features as check_pairs
 from ..rotation import resolve_axis
-from .law import NoiseLaw, noise_law
+from .law import NoiseLaw, layer_law, noise_law
 from .sharing import cutout_chances, mask_of_element, tangent_products
 
 __all__ = ["Moments", "check_moments", "conditional_moments", "relu_moments", "total_moments"]
@@ -84,7 +84,7 @@ def conditional_moments(
     elif isinstance(noise, Cutout):
         return _cutout(noise, x.detach().double(), joint)
     else:
-        mean, disturbed, law = x, x, noise_law(noise)
+        mean, disturbed, law = x, x, layer_law(noise)
     axis, batch_dim = _axes(noise, mean, dim)
     mean, disturbed = mean.detach().double(), disturbed.detach().double()
     if isinstance(law.center, Tensor):
@@ -94,12 +94,16 @@ def conditional_moments(
         disturbed = disturbed - disturbed.mean([a for a in range(mean.ndim) if a != axis], keepdim=True)
     if joint and isinstance(noise, _RotationOutNd):
         products = tangent_products(noise, mean.shape, axis, batch_dim).to(mean.device)
-        return Moments(mean, _turned_together(disturbed, products, axis))
+        together = _turned_together(disturbed, products, axis)
+        return Moments(mean, _of_active(together, mean.flatten()) if noise.keep_zeros else together)
     if joint:
         mask, flat = mask_of_element(noise, mean).flatten(), disturbed.flatten()
         return Moments(mean, law.lam * torch.outer(flat, flat) * (mask[:, None] == mask))
     rows = disturbed.movedim(axis, -1)
-    return Moments(mean, law.covariance(rows.unsqueeze(-1) * rows.unsqueeze(-2)))
+    covariance = law.covariance(rows.unsqueeze(-1) * rows.unsqueeze(-2))
+    if isinstance(noise, _RotationOutNd) and noise.keep_zeros:
+        covariance = _of_active(covariance, mean.movedim(axis, -1))
+    return Moments(mean, covariance)
 
 
 def total_moments(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor, *, rows: int | None = None) -> Moments:
@@ -193,6 +197,12 @@ def _axes(noise: nn.Module, x: Tensor, dim: int | None) -> tuple[int, int | None
     if isinstance(noise, _RotationOutNd):
         check_pairs(x.size(axis), axis)
     return axis, batch_dim
+
+
+def _of_active(covariance: Tensor, x: Tensor) -> Tensor:
+    """The covariance of a noise that leaves the features of ``x`` alone that are zero."""
+    active = x != 0
+    return covariance * (active.unsqueeze(-1) & active.unsqueeze(-2))
 
 
 def _turned_together(disturbed: Tensor, products: Tensor, axis: int) -> Tensor:

@@ -66,6 +66,7 @@ def rotation_out(
     mask: Tensor | None = None,
     block_size: int | None = None,
     coverage: float | None = None,
+    keep_zeros: bool = False,
     sync: bool = False,
     generator: torch.Generator | None = None,
     backend: str | None = None,
@@ -88,6 +89,8 @@ def rotation_out(
             padding.
         block_size: turn only inside random blocks of this size along the axes after ``dim``.
         coverage: the probability with which a position lies in a block, 0.1 if not given.
+        keep_zeros: leave features at zero that are zero, such as those that a ReLU has switched off; the others turn as
+            without it.
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
         backend: the name of the implementation to use; the fastest that can run if not given.
@@ -112,6 +115,7 @@ def rotation_out(
         mask=mask,
         block_size=block_size,
         coverage=coverage,
+        keep_zeros=keep_zeros,
         sync=sync,
         generator=generator,
         backend=backend,
@@ -130,6 +134,7 @@ def apply_noise(
     mask: Tensor | None,
     block_size: int | None,
     coverage: float | None,
+    keep_zeros: bool,
     sync: bool,
     generator: torch.Generator | None,
     backend: str | None,
@@ -155,7 +160,7 @@ def apply_noise(
         tan = tan * weight
     if tan is not rotation.tan:
         rotation = replace(rotation, tan=tan)
-    return turn_about(x, rotation, axis, center, weight, sync=sync, backend=backend)
+    return turn_about(x, rotation, axis, center, weight, keep_zeros=keep_zeros, sync=sync, backend=backend)
 
 
 def turn_about(
@@ -165,10 +170,14 @@ def turn_about(
     center: str | Tensor | None,
     weight: Tensor | None = None,
     *,
+    keep_zeros: bool,
     sync: bool,
     backend: str | None,
 ) -> Tensor:
-    """Apply a rotation about ``center``; arguments are checked already. Rows of weight 0 are passed through."""
+    """Apply a rotation about ``center``; arguments are checked already. Rows of weight 0 are passed through.
+
+    So are features that are zero, with ``keep_zeros``.
+    """
     draws = (rotation.tan, rotation.index, rotation.seed, axis)
     if not isinstance(center, str):
         rotated = autograd.rotate(x, center, *draws, backend=backend)
@@ -178,9 +187,9 @@ def turn_about(
     else:
         inputs.check_batch(x, weight, axis, axis)
         rotated = autograd.rotate_centred(x, weight, *draws, backend=backend)
-    if weight is None:
-        return rotated
-    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # padding stays, even NaN
+    if weight is not None:
+        rotated = torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # padding stays, even NaN
+    return torch.where(x != 0, rotated, x) if keep_zeros else rotated
 
 
 def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> tuple[int | None, float]:

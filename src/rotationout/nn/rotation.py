@@ -43,6 +43,7 @@ class _RotationOutNd(CentredNoise):
     _keeps_center = False  # the operator is linear
     block_size: int | None = None
     coverage: float | None = None
+    keep_zeros = False
 
     @checked(ROTATION)
     def __init__(
@@ -58,6 +59,7 @@ class _RotationOutNd(CentredNoise):
         center: str | None = "default",
         num_features: int | None = None,
         momentum: float = 0.1,
+        keep_zeros: bool = False,
         sync: bool = False,
         backend: str | None = None,
     ) -> None:
@@ -81,6 +83,9 @@ class _RotationOutNd(CentredNoise):
             sync=sync,
         )
         self.draw = draw
+        if not isinstance(keep_zeros, bool):
+            raise TypeError(f"keep_zeros must be True or False, got {type(keep_zeros).__name__} {keep_zeros!r}")
+        self.keep_zeros = keep_zeros
         if backend is not None:
             strength.check_choice("backend", backend, BACKENDS, also="None")
         self.backend = backend
@@ -99,6 +104,7 @@ class _RotationOutNd(CentredNoise):
             mask=mask,
             block_size=self.block_size,
             coverage=self.coverage,
+            keep_zeros=self.keep_zeros,
             sync=self.sync,
             generator=None,
             backend=self.backend,
@@ -112,6 +118,8 @@ class _RotationOutNd(CentredNoise):
             f"{draw.law} per {draw.angle_per}, {'one-sided' if draw.side == 'one' else 'symmetric'}",
             f"center={self.center}",
         ]
+        if self.keep_zeros:
+            parts.append("keep_zeros=True")
         if self.block_size is not None:
             parts.append(f"block_size={self.block_size}, coverage={self.coverage:g}")
         return ", ".join(parts)
@@ -139,6 +147,8 @@ class RotationOut(_RotationOutNd):
             running mean with activation checkpointing: the second forward pass would see it already updated.
         num_features: the size of the feature axis, for ``center="running"``.
         momentum: the weight of a new batch in the running mean.
+        keep_zeros: leave features at zero that are zero, such as those that a ReLU has switched off. Dropout does so by
+            itself; a rotation would give them a part of their partners. The noise is weaker than p says by as much.
         sync: take means over all data-parallel processes.
         backend: the name of the implementation to use; the fastest that can run if not given.
 

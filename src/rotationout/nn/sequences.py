@@ -76,7 +76,10 @@ class RotationOutSequence(_RotationOutNd):
         output = input
         if self._active:
             rotation = sample_packed(input, self._scale, self.draw, batch_first=self.batch_first)
-            output = with_rows(input, turn_about(rows, rotation, 1, center, sync=self.sync, backend=self.backend))
+            turned = turn_about(
+                rows, rotation, 1, center, keep_zeros=self.keep_zeros, sync=self.sync, backend=self.backend
+            )
+            output = with_rows(input, turned)
         self._track_mean(seen)
         return output
 
