@@ -20,6 +20,7 @@ from rotationout.experiments import digits, forms
 from rotationout.experiments.forms import DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
 from rotationout.nn import RotationOut, RotationOut2d
 from rotationout.report import forms as report
+from rotationout.report.cells import is_clear
 
 CHOICES = {"vectors": RotationOut(forms.P), "maps": RotationOut2d(forms.P)}
 
@@ -29,7 +30,9 @@ def test_a_form_differs_from_the_default_by_what_it_says(network: str, form: str
     layer = forms.noise_of(network, form)(8)
     assert isinstance(layer, type(CHOICES[network]))
     default, options = CHOICES[network], FORMS[network][form]
-    before, after = ({**dataclasses.asdict(one.draw), "center": one.center} for one in (default, layer))
+    before, after = (
+        {**dataclasses.asdict(one.draw), "center": one.center, "keep_zeros": one.keep_zeros} for one in (default, layer)
+    )
     changed = {name for name in before if before[name] != after[name]}
     if "preset" in options:
         assert len(changed) > 1, "more than one choice at once"
@@ -51,13 +54,22 @@ def test_forms_begin_alike_and_noise_is_in_two_places(network: str) -> None:
     built = []
     for form in (DEFAULT, "Dropout"):
         torch.manual_seed(0)
-        built.append(NETWORKS[network](forms.noise_of(network, form)))
+        built.append(forms.build(network, form))
     ours, theirs = (list(model.parameters()) for model in built)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     kinds = type(CHOICES[network]), nn.Dropout
     for model, kind in zip(built, kinds, strict=True):
         assert sum(isinstance(module, kind) for module in model) == 2
         assert model(torch.rand(5, 64)).shape == (5, 10)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_one_form_is_before_the_relu(network: str) -> None:
+    for form in FORMS[network]:
+        model = forms.build(network, form)
+        places = [k for k, layer in enumerate(model) if isinstance(layer, type(CHOICES[network]))]
+        assert len(places) == 2
+        assert all(isinstance(model[k + 1 if form == forms.BEFORE else k - 1], nn.ReLU) for k in places), form
 
 
 def test_the_network_of_vectors_is_that_of_the_demonstration() -> None:
@@ -204,37 +216,39 @@ def test_bad_arguments_are_told(arguments: list[str], message: str, capsys: pyte
 def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
     """choosing.md and negative_results.md."""
     study = FormsStudy.load(Path(__file__).parents[1] / "results" / "forms.json")
-    clear: dict[str, set[str]] = {}
+    zeros = "zeros stay zero"
+    better: dict[str, set[str]] = {}
+    worse: dict[str, set[str]] = {}
     for network in NETWORKS:
-        clear[network] = set()
         assert study.find(network, DEFAULT).seeds == list(range(1000, 1040))
-        for form in FORMS[network]:
-            behind, error = study.paired_difference(network, form, "Dropout")
-            assert behind < -2 * error, "Dropout is ahead of every form"
-            if form != DEFAULT:
-                mean, error = study.paired_difference(network, form)
-                clear[network] |= {form} if abs(mean) > report.CLEAR * error else set()
-    assert clear == {"vectors": {"about a running mean"}, "maps": {"about the origin"}}, "the centre alone"
-    for network, form in (("vectors", "about a running mean"), ("maps", "about the origin")):
-        assert study.paired_difference(network, form)[0] < 0
+        found = {form: study.paired_difference(network, form) for form in FORMS[network] if form != DEFAULT}
+        better[network] = {form for form, pair in found.items() if is_clear(*pair) and pair[0] > 0}
+        worse[network] = {form for form, pair in found.items() if is_clear(*pair) and pair[0] < 0}
+        assert all(mean <= 2 * error for form, (mean, error) in found.items() if form != zeros), "no other is better"
+        ahead = {form: study.paired_difference(network, "Dropout", form) for form in FORMS[network]}
+        near = {form for form, (mean, error) in ahead.items() if mean <= 2 * error}
+        assert near == ({zeros} if network == "vectors" else set()), "Dropout is ahead of every other form"
+        assert not is_clear(*ahead[zeros])
+        assert ahead[zeros][0] < 0.4 * ahead[DEFAULT][0], "most of the gap is closed"
+        mean, error = study.paired_difference(network, "Gaussian Dropout", "Dropout")
+        assert abs(mean) < error, "does as well"
+    assert better == {"vectors": {zeros}, "maps": {zeros}}
+    assert worse == {"vectors": {"about a running mean"}, "maps": {"about the origin", forms.BEFORE}}
+    mean, error = study.paired_difference("vectors", "about a running mean")
+    assert -3.5 * error < mean, "little more than three"
+    mean, error = study.paired_difference("vectors", "about the batch mean")
+    assert -2 * error < mean < 0
     gains = {form: study.paired_difference("maps", form)[0] for form in ("p = 0.35", "p = 0.2")}
     assert max(map(abs, gains.values())) < 0.002, "the strength hardly matters from 0.2 to 0.5"
     for weaker in forms.WEAKER:
         assert study.paired_difference("maps", "Dropout", f"Dropout, p = {weaker:g}")[0] > 0.001, "to Dropout it does"
         same = study.paired_difference("maps", f"p = {weaker:g}", f"Dropout, p = {weaker:g}")
         assert (same[0] < -report.CLEAR * same[1]) == (weaker != 0.2), "clear at the same strength, but at 0.2"
+        assert study.paired_difference("maps", f"p = {weaker:g}")[0] < 0.001, "a smaller p does not help"
     over = {form: study.paired_difference("maps", form, "Dropout2d") for form in FORMS["maps"]}
     assert {form for form, (mean, error) in over.items() if mean < 2 * error} == {"about the origin"}
     mean, error = study.paired_difference("maps", "Dropout2d", "no noise")
     assert mean < -report.CLEAR * error, "worse than no noise"
-    mean, error = study.paired_difference("vectors", "about a running mean")
-    assert -3.5 * error < mean, "little more than three"
-    mean, error = study.paired_difference("vectors", "about the batch mean")
-    assert -2 * error < mean < 0
-    for network, forms_of in FORMS.items():
-        for form in forms_of:
-            mean, error = study.paired_difference(network, form)
-            assert mean <= 2 * error, "none is better"
     for rival in ("no noise", "Dropout2d"):
         mean, error = study.paired_difference("maps", DEFAULT, rival)
         assert mean > report.CLEAR * error

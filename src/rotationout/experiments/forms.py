@@ -6,10 +6,11 @@ The data, the 200 training examples and the optimizer are those of `rotationout.
 networks. *vectors* is the one of that study: two hidden layers, `RotationOut` after each. *maps* has three 3×3
 convolutions with 32, 64 and 64 channels and `RotationOut2d` before the second and the third. In each network the
 default form of RotationOut is compared with forms that differ from it by one choice, with the presets, with no noise
-and with Dropout; p = 0.5 unless the name of a form says otherwise. Seed by seed all forms share the split, the initial
-weights and the order of the examples.
+and with Dropout; p = 0.5 unless the name of a form says otherwise. One form has the default choices, but is before the
+ReLU instead of after it. Seed by seed all forms share the split, the initial weights and the order of the examples.
 
-The convolutional network is one of three that were tried with other seeds, with no noise, Dropout, Dropout2d and the
+That zeros stay zero, and the place before the ReLU, were first tried with other seeds. The convolutional network is one
+of three that were tried with other seeds, with no noise, Dropout, Dropout2d and the
 default form, for one that is quick, fits every training example without noise and leaves room for Dropout to help.
 """
 
@@ -28,13 +29,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..nn import RotationOut, RotationOut2d
+from ..nn import GaussianDropout, RotationOut, RotationOut2d
 from . import digits
 from .command import attempt, positive_count, study_parser
 from .records import paired_difference, readable, surroundings
 from .threads import one_thread
 
-__all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "main", "run", "train"]
+__all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "build", "main", "run", "train"]
 
 P = 0.5
 WEAKER = digits.WEAKER[::-1]
@@ -46,6 +47,8 @@ SEEDS = 40
 FIRST_SEED = 1000  # the setting was chosen with seeds below 1000
 DEFAULT = "default"
 """The form that all others are compared with."""
+BEFORE = "before the ReLU"
+"""The form that differs from the default only in its place."""
 
 _LAWS: dict[str, dict[str, Any]] = {
     "tan θ uniform": {"law": "uniform_tan"},
@@ -64,6 +67,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "about a running mean": {"center": "running", "num_features": "features"},
         "the paper's preset": {"preset": "paper"},
         "the authors' preset": {"preset": "authors"},
+        BEFORE: {},
+        "zeros stay zero": {"keep_zeros": True},
     },
     "maps": {
         DEFAULT: {},
@@ -76,16 +81,23 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "about a running mean": {"center": "running", "num_features": "features"},
         "the authors' preset": {"preset": "authors"},
         "inside blocks of 3": {"block_size": 3},
+        BEFORE: {},
+        "zeros stay zero": {"keep_zeros": True},
         **{f"p = {p:g}": {"p": p} for p in WEAKER},
     },
 }
 """By network, the options of each form of RotationOut. ``num_features="features"`` is filled in for each place. On maps
 the preset "paper" differs from the default only by its law, "θ uniform"."""
 OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
-    "vectors": {"no noise": nn.Identity, "Dropout": partial(nn.Dropout, P)},
+    "vectors": {
+        "no noise": nn.Identity,
+        "Dropout": partial(nn.Dropout, P),
+        "Gaussian Dropout": partial(GaussianDropout, P),
+    },
     "maps": {
         "no noise": nn.Identity,
         "Dropout": partial(nn.Dropout, P),
+        "Gaussian Dropout": partial(GaussianDropout, P),
         **{f"Dropout, p = {p:g}": partial(nn.Dropout, p) for p in WEAKER},
         "Dropout2d": partial(nn.Dropout2d, P),
     },
@@ -142,31 +154,32 @@ class FormsStudy:
             return cls(data["settings"], [Form(**one) for one in data["forms"]])
 
 
-def build_vectors(noise: Callable[[int], nn.Module]) -> nn.Sequential:
-    """The network of `rotationout.experiments.digits`; ``noise`` is given the number of features."""
+def build_vectors(noise: Callable[[int], nn.Module], *, before: bool = False) -> nn.Sequential:
+    """The network of `rotationout.experiments.digits`.
+
+    Args:
+        noise: makes a noise, given the number of features.
+        before: put it before the ReLU instead of after it.
+    """
     width = digits.WIDTH
     return nn.Sequential(
         nn.Linear(64, width),
-        nn.ReLU(),
-        noise(width),
+        *_activated(noise(width), before),
         nn.Linear(width, width),
-        nn.ReLU(),
-        noise(width),
+        *_activated(noise(width), before),
         nn.Linear(width, 10),
     )
 
 
-def build_maps(noise: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Three convolutions on 8×8 and 4×4 maps; ``noise`` is given the number of channels."""
+def build_maps(noise: Callable[[int], nn.Module], *, before: bool = False) -> nn.Sequential:
+    """Three convolutions on 8×8 and 4×4 maps; the arguments are those of `build_vectors`."""
     first, second = CHANNELS, 2 * CHANNELS
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
         nn.Conv2d(1, first, 3, padding=1),
-        nn.ReLU(),
-        noise(first),
+        *_activated(noise(first), before),
         nn.Conv2d(first, second, 3, stride=2, padding=1),
-        nn.ReLU(),
-        noise(second),
+        *_activated(noise(second), before),
         nn.Conv2d(second, second, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(POOLED),
@@ -175,7 +188,11 @@ def build_maps(noise: Callable[[int], nn.Module]) -> nn.Sequential:
     )
 
 
-NETWORKS: dict[str, Callable[[Callable[[int], nn.Module]], nn.Sequential]] = {
+def _activated(noise: nn.Module, before: bool) -> tuple[nn.Module, nn.Module]:
+    return (noise, nn.ReLU()) if before else (nn.ReLU(), noise)
+
+
+NETWORKS: dict[str, Callable[..., nn.Sequential]] = {
     "vectors": build_vectors,
     "maps": build_maps,
 }
@@ -190,15 +207,21 @@ def noise_of(network: str, form: str) -> Callable[[int], nn.Module]:
     options = FORMS[network][form]
 
     def make(features: int) -> nn.Module:
-        return layer(**{"p": P} | {name: features if value == "features" else value for name, value in options.items()})
+        chosen = {name: features if value == "features" else value for name, value in options.items()}
+        return layer(**{"p": P} | chosen)
 
     return make
+
+
+def build(network: str, form: str) -> nn.Sequential:
+    """A network with the noise of a form in its places."""
+    return NETWORKS[network](noise_of(network, form), before=form == BEFORE)
 
 
 def train(data: tuple[Tensor, Tensor], network: str, form: str, seed: int, epochs: int) -> dict[str, float]:
     """Train one network; the fields of a `Form` that a run has a value of."""
     start = time.perf_counter()
-    learned = digits.learn(data, lambda: NETWORKS[network](noise_of(network, form)), seed, epochs)
+    learned = digits.learn(data, lambda: build(network, form), seed, epochs)
     return {
         "test_accuracy": learned.test_curve[-1],
         "train_accuracy": learned.train_accuracy,
