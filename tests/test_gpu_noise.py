@@ -66,3 +66,30 @@ def test_a_captured_graph_gives_fresh_noise_and_follows_a_schedule(kind: str, ca
         assert any(not torch.equal(output, outputs[0]) for output in outputs), "every replay draws anew"
         energies.append(sum((output - case.still(x.detach())).square().sum().item() for output in outputs))
     assert energies[1] < energies[0]
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+def test_zeros_stay_zero_on_the_device(format_: torch.memory_format) -> None:
+    x = torch.randn(8, 64, 8, 8).relu().to(DEVICE, torch.bfloat16, memory_format=format_).requires_grad_()
+    outputs = []
+    for keep in (True, False):
+        torch.manual_seed(0)
+        outputs.append(ro.RotationOut2d(0.5, keep_zeros=keep).to(DEVICE)(x))
+    kept, turned = outputs
+    assert torch.equal(kept, torch.where(x == 0, 0, turned))
+    assert kept.is_contiguous(memory_format=format_)
+    (gradient,) = torch.autograd.grad(kept.sum(), x)
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_layer_traced_in_training_draws_fresh_noise() -> None:
+    """Tracing records torch's own operators: kernels would be recorded with the sizes of one batch."""
+    layer = ro.RotationOut2d(0.5).to(DEVICE)
+    traced = torch.jit.trace(layer, torch.randn(4, 16, 5, 5, device=DEVICE), check_trace=False)
+    x = torch.randn(7, 16, 5, 5, device=DEVICE)
+    first, second = traced(x), traced(x)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, x)
+    energy = (first - x).square().sum() / (x - x.mean((0, 2, 3), keepdim=True)).square().sum()
+    assert 0.5 < energy < 2, "λ = 1"
