@@ -118,6 +118,9 @@ def test_there_is_no_law_of_second_moments() -> None:
     model(torch.randn(16, 4))
     with pytest.raises(ValueError, match="keep_zeros=True: the variance that it adds depends on which features"):
         correct_batchnorm_(model, [torch.randn(16, 4)])
+    model[1] = ro.RotationOut(0.5, keep_zeros=True, center=None)
+    with pytest.raises(ValueError, match="keep_zeros=True: the variance"):  # another centre would not help
+        correct_batchnorm_(model, [torch.randn(16, 4)])
 
 
 def test_it_compiles_and_keeps_low_precision() -> None:
