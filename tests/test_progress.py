@@ -1,6 +1,7 @@
 """What is seen of runs while they are at work: bars, lines, TensorBoard's scalars."""
 
 import io
+import os
 import re
 import signal
 import sys
@@ -13,7 +14,7 @@ from tests.test_run import Plane, rows
 from tests.training_runs import finish
 
 from rotationout import cli
-from rotationout.experiments import job, progress, sweep
+from rotationout.experiments import job, progress, results, sweep
 from rotationout.experiments.run import Run
 from rotationout.experiments.sweep import sweep as run_all
 
@@ -173,6 +174,54 @@ def test_an_interrupt_is_answered_before_the_step_ends(tmp_path: Path, monkeypat
         run_all([rows()[0]], new, folder=tmp_path / "r", checkpoints=tmp_path / "c", out=out)
     assert heard == ["stopping after this step, with a checkpoint; interrupt again to stop at once"]
     assert out.getvalue().endswith(f"1 unfinished run is kept in {tmp_path / 'c'}\n")
+
+
+def test_an_interrupt_that_also_ends_the_reader_of_the_output_leaves_the_step_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``rotationout sweep … 2>&1 | tee log``: Ctrl-C reaches both processes."""
+    reader, writer = os.pipe()
+    advance = Run.advance
+
+    def interrupted(self: Run) -> None:
+        os.close(reader)
+        signal.raise_signal(signal.SIGINT)
+        advance(self)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    out = io.TextIOWrapper(io.FileIO(writer, "w"), encoding="utf-8", write_through=True)
+    with out, pytest.raises((KeyboardInterrupt, BrokenPipeError)):
+        run_all([rows()[0]], new, folder=tmp_path / "r", checkpoints=tmp_path / "c", out=out)
+    (kept,) = (tmp_path / "c").rglob("*.pt")
+    assert results.load_checkpoint(kept, rows()[0])[0]["step"] == 1
+
+
+def test_a_second_interrupt_stops_at_once_also_while_the_first_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(io.StringIO):
+        """A terminal that has been told to wait, by Ctrl-S for instance."""
+
+        def write(self, text: str) -> int:
+            if text.startswith("stopping"):
+                answered.append(text)
+                signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    answered: list[str] = []
+    advance, done = Run.advance, []
+
+    def interrupted(self: Run) -> None:
+        if self.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        advance(self)
+        done.append(self.step)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([rows()[0]], new, folder=tmp_path / "r", checkpoints=tmp_path / "c", out=Stuck())
+    assert len(answered) == 1
+    assert done == [1], "not after the second step"
 
 
 @pytest.mark.parametrize("stop", [0, 5, 7])

@@ -13,10 +13,12 @@ from benchmarks.tables import gpu_table
 
 import rotationout as ro
 from rotationout.cli.app import COMMANDS
+from rotationout.experiments.forms import DEFAULT, FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.report.cells import by_row, p_value, spread
 from rotationout.report.digits import difference, percent
+from rotationout.report.forms import signed
 from rotationout.report.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +91,12 @@ def test_accuracies_on_digits_are_those_of_the_record() -> None:
         mean, error = study.paired_difference("rotationout", "dropout", p)
         assert mean + error < 0
         assert f"{p:g}" in TEXT.partition("also negative at")[2][:40] or p == study.p
+    of_forms = FormsStudy.load(ROOT / "results" / "forms.json")
+    gap, left = (
+        signed(*of_forms.paired_difference("vectors", form, "Dropout")) for form in (DEFAULT, "zeros stay zero")
+    )
+    said = f"With {of_forms.settings['seeds']} seeds it is {gap}, and {left} with [`keep_zeros=True`]"
+    assert said in TEXT
 
 
 def test_errors_in_speech_are_those_of_the_records() -> None:

@@ -91,6 +91,9 @@ def test_what_reproducing_says_in_words_is_so() -> None:
     assert points[f"{BASE}, not centred"] < points["none"]
     others = [value for row, value in points.items() if row.startswith(f"{BASE},") and "not centred" not in row]
     assert all(abs(value - points[BASE]) < 1 for value in others)
+    once, twice = (run["last10_top1"] for run in _twice())
+    assert abs(points["dropout keep 0.8"] - points[BASE]) < 0.1, "level with each other"
+    assert points["dropout keep 0.9"] - points["rotation sigma 0.333"] < abs(once - twice), "may be chance"
     config, again = ({**record["config"], "row": "", "recipe": ""} for record in _twice())
     assert config == again, "the same settings and seed"
     without = {name for name in ROWS if name not in points}

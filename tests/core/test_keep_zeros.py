@@ -1,5 +1,8 @@
 """Features that are zero stay zero with ``keep_zeros``, and the others turn as without it."""
 
+import copy
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,8 +83,16 @@ def test_other_ways_to_make_it() -> None:
     ro.swap(model, keep_zeros=True)
     assert isinstance(model[2], ro.RotationOut)
     assert model[2].keep_zeros
-    with pytest.raises(TypeError, match="keep_zeros must be True or False, got str 'yes'"):
-        ro.RotationOut(0.2, keep_zeros="yes")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [ro.RotationOut, ro.RotationOut2d, lambda p, **choice: ro.functional.rotation_out(torch.ones(2, 4), p, **choice)],
+)
+@pytest.mark.parametrize("wrong", ["no", 1, None, torch.tensor(True)])
+def test_it_must_be_true_or_false(make: Callable[..., object], wrong: object) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"keep_zeros must be True or False, got {wrong!r}")):
+        make(0.2, keep_zeros=wrong)
 
 
 def test_the_moments_given_x_are_those_that_are_measured() -> None:
@@ -107,6 +118,9 @@ def test_there_is_no_law_of_second_moments() -> None:
     model(torch.randn(16, 4))
     with pytest.raises(ValueError, match="keep_zeros=True: the variance that it adds depends on which features"):
         correct_batchnorm_(model, [torch.randn(16, 4)])
+    model[1] = ro.RotationOut(0.5, keep_zeros=True, center=None)
+    with pytest.raises(ValueError, match="keep_zeros=True: the variance"):  # another centre would not help
+        correct_batchnorm_(model, [torch.randn(16, 4)])
 
 
 def test_it_compiles_and_keeps_low_precision() -> None:
@@ -116,3 +130,42 @@ def test_it_compiles_and_keeps_low_precision() -> None:
     assert kept.dtype == torch.bfloat16
     assert (kept[x == 0] == 0).all()
     assert not torch.equal(kept, x)
+
+
+def test_a_layer_saved_before_the_option_existed_turns_zeros_too() -> None:
+    layer = ro.RotationOut(0.5)
+    del layer.__dict__["keep_zeros"]
+    old = copy.deepcopy(layer)
+    x = torch.randn(16, 8).relu()
+    assert (old(x)[x == 0] != 0).any()
+    assert "keep_zeros" not in repr(old)
+    assert noise_law(old).lam == pytest.approx(1.0)
+
+
+def test_padding_derivatives_memory_formats_and_vmap() -> None:
+    x = torch.randn(4, 6, 8).relu()
+    mask = torch.arange(6).expand(4, 6) < torch.tensor([[6], [3], [4], [1]])
+    x[~mask] = torch.nan
+    turned = ro.RotationOut(0.5, center="batch", keep_zeros=True)(x.requires_grad_(), mask)
+    assert turned[~mask].isnan().all()
+    (slope,) = torch.autograd.grad(turned[mask].sum(), x)
+    assert not slope.isnan().any()
+    assert not turned[mask].isnan().any()
+    active = (torch.rand(3, 4, dtype=torch.float64) + 0.1) * torch.tensor([1.0, 1.0, 0.0, 1.0])
+
+    def cubed(values: torch.Tensor) -> torch.Tensor:
+        """Of the features that are not zero: at zero the option has no derivative."""
+        torch.manual_seed(0)
+        full = active.clone().index_copy(1, torch.tensor([0, 1, 3]), values)
+        return ro.functional.rotation_out(full, 0.5, center="batch", keep_zeros=True) ** 3
+
+    values = active[:, [0, 1, 3]].requires_grad_()
+    assert torch.autograd.gradcheck(cubed, values)
+    assert torch.autograd.gradgradcheck(cubed, values)
+    maps = torch.randn(4, 8, 5, 5).relu().to(memory_format=torch.channels_last)
+    assert ro.RotationOut2d(0.5, keep_zeros=True)(maps).is_contiguous(memory_format=torch.channels_last)
+    many = torch.randn(3, 5, 8).relu()
+    layer = ro.RotationOut(0.5, keep_zeros=True)
+    mapped = torch.func.vmap(layer, randomness="different")(many)
+    assert (mapped[many == 0] == 0).all()
+    assert not torch.equal(mapped, many)

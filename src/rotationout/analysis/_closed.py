@@ -100,13 +100,13 @@ def _through(link: Link) -> str:
 def _unknown(layer: _BatchNorm, link: Link) -> str | None:
     """Why the noise directly before a layer has no closed form, or none that can be inverted; None if it has."""
     noise = link.noise
+    if isinstance(noise, _RotationOutNd) and noise.keep_zeros:
+        return f"{link.source} has keep_zeros=True: the variance that it adds depends on which features are zero"
     if not isinstance(noise, CentredDropout | GaussianDropout | Uout | _RotationOutNd) or noise.center is None:
         return (
             f"{link.source} ({type(noise).__name__}) is not about the mean of its features: the variance that it adds "
             "depends on their means, channel by channel; use center='batch' or 'running'"
         )
-    if isinstance(noise, _RotationOutNd) and noise.keep_zeros:
-        return f"{link.source} has keep_zeros=True: the variance that it adds depends on which features are zero"
     if link.aligned is None:
         return (
             f"whether the features of {link.source} are its channels cannot be read off the code: give example_inputs"

@@ -9,9 +9,9 @@ default form of RotationOut is compared with forms that differ from it by one ch
 and with Dropout; p = 0.5 unless the name of a form says otherwise. One form has the default choices, but is before the
 ReLU instead of after it. Seed by seed all forms share the split, the initial weights and the order of the examples.
 
-That zeros stay zero, and the place before the ReLU, were first tried with other seeds. The convolutional network is one
-of three that were tried with other seeds, with no noise, Dropout, Dropout2d and the
-default form, for one that is quick, fits every training example without noise and leaves room for Dropout to help.
+The form whose zeros stay zero, and the place before the ReLU, were first tried with other seeds. The convolutional
+network is one of three that were tried with other seeds, with no noise, Dropout, Dropout2d and the default form, for
+one that is quick, fits every training example without noise and leaves room for Dropout to help.
 """
 
 from __future__ import annotations

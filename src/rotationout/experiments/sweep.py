@@ -185,13 +185,15 @@ def _deferred_interrupts(display: progress.Display) -> Iterator[list[int]]:
         return
 
     def defer(number: int, frame: Any) -> None:
-        if pending and processes.size() == 1:
-            raise KeyboardInterrupt
-        if not pending:
-            again = "; interrupt again to stop at once" if processes.size() == 1 else ""
-            with suppress(RuntimeError):  # of a stream that was just being written to
-                display.message(f"stopping after this step, with a checkpoint{again}")
         pending.append(number)
+        if len(pending) > 1:
+            if processes.size() == 1:
+                raise KeyboardInterrupt
+            return
+        again = "; interrupt again to stop at once" if processes.size() == 1 else ""
+        # An error would break off the step: of a stream that was just being written to, or whose reader has gone.
+        with suppress(RuntimeError, OSError, ValueError):
+            display.message(f"stopping after this step, with a checkpoint{again}")
 
     before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -13,7 +13,7 @@ from ..kernels import autograd
 from ..rotation import Draw, Rotation
 from . import inputs
 
-__all__ = ["apply_noise", "check_blocks", "rotate", "rotation_out"]
+__all__ = ["apply_noise", "check_blocks", "check_keep_zeros", "rotate", "rotation_out"]
 
 
 def rotate(
@@ -102,6 +102,7 @@ def rotation_out(
     """
     rate = strength.check_rate(p)
     draw = _rotation.check_draw(draw)
+    check_keep_zeros(keep_zeros)
     active = training and rate > 0.0
     scale = strength.from_lam(draw.law, strength.to_lam("dropout", rate)) if active else 0.0
     return apply_noise(
@@ -190,6 +191,13 @@ def turn_about(
     if weight is not None:
         rotated = torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # padding stays, even NaN
     return torch.where(x != 0, rotated, x) if keep_zeros else rotated
+
+
+def check_keep_zeros(keep_zeros: bool) -> bool:
+    """``keep_zeros``, or an error if it is not a bool: any other value, such as ``"no"``, might count as True."""
+    if not isinstance(keep_zeros, bool):
+        raise TypeError(f"keep_zeros must be True or False, got {keep_zeros!r}")
+    return keep_zeros
 
 
 def check_blocks(block_size: int | None, coverage: float | None, spatial: int) -> tuple[int | None, float]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import strength
-from ..functional.rotation import apply_noise, check_blocks
+from ..functional.rotation import apply_noise, check_blocks, check_keep_zeros
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
 from .arguments import ROTATION, checked
@@ -83,9 +83,7 @@ class _RotationOutNd(CentredNoise):
             sync=sync,
         )
         self.draw = draw
-        if not isinstance(keep_zeros, bool):
-            raise TypeError(f"keep_zeros must be True or False, got {type(keep_zeros).__name__} {keep_zeros!r}")
-        self.keep_zeros = keep_zeros
+        self.keep_zeros = check_keep_zeros(keep_zeros)
         if backend is not None:
             strength.check_choice("backend", backend, BACKENDS, also="None")
         self.backend = backend
@@ -148,7 +146,8 @@ class RotationOut(_RotationOutNd):
         num_features: the size of the feature axis, for ``center="running"``.
         momentum: the weight of a new batch in the running mean.
         keep_zeros: leave features at zero that are zero, such as those that a ReLU has switched off. Dropout does so by
-            itself; a rotation would give them a part of their partners. The noise is weaker than p says by as much.
+            itself; a rotation would give them a part of their partners. The other features get as much noise as
+            without it, so that the noise on all of them together is weaker than p says.
         sync: take means over all data-parallel processes.
         backend: the name of the implementation to use; the fastest that can run if not given.
 
