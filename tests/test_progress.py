@@ -28,6 +28,12 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_closed_stderr_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)  # as after 2>&-
+    assert run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c") == []
+    assert len(list((tmp_path / "a").rglob("*.json"))) == 2
+
+
 def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out)

@@ -15,9 +15,12 @@ __all__ = ["Bars", "Display", "Lines", "shown"]
 
 
 @contextmanager
-def shown(out: TextIO, *, silent: bool = False) -> Iterator[Display]:
-    """`Bars` if ``out`` is a terminal and rich is installed, else `Lines`; a mute display if ``silent``."""
-    if silent:
+def shown(out: TextIO | None, *, silent: bool = False) -> Iterator[Display]:
+    """`Bars` if ``out`` is a terminal and rich is installed, else `Lines`; a mute display if ``silent``.
+
+    So it is without ``out``: Python's stderr is None where the shell has closed it.
+    """
+    if silent or out is None:
         yield Display()
     elif out.isatty() and importlib.util.find_spec("rich"):
         with Bars(out) as bars:
