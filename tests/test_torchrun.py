@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,25 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def test_a_single_process_that_ran_out_of_time_is_no_crash_to_torchrun(data: Path) -> None:
     assert launch(data, 1, "cpu").count("1 unfinished run is kept") == 1
     assert len(records(data / "shared")) == len(ROWS)
+
+
+THREADS = """
+import os
+from rotationout.experiments import processes
+
+with processes.joined("cpu"):
+    import torch._dynamo
+    assert processes.gather(1) == [1]
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the names of threads in /proc")
+def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
+    """One that frees a tensor while Python exits would abort the process, which torchrun takes for a failed run."""
+    (tmp_path / "run.py").write_text(THREADS)
+    torchrun(str(tmp_path / "run.py"), size=1)
 
 
 def test_two_processes_reach_the_losses_of_one(data: Path) -> None:

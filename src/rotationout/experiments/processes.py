@@ -12,6 +12,7 @@ buckets overlap the backward pass, needs the host at every step.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,9 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
     if not launched() or dist.is_initialized():
         yield device
         return
+    # If torch._dynamo is first imported while there is a process group, it keeps the group alive for good. A thread of
+    # the group that then frees a tensor while Python exits aborts the process.
+    importlib.import_module("torch._dynamo")
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield device
