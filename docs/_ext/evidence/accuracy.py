@@ -66,6 +66,7 @@ def _digits() -> dict[str, str]:
 
 def _forms() -> dict[str, str]:
     study = FormsStudy.load(RESULTS / "forms.json")
+    zeros = "zeros stay zero"
     gaps = {
         "dropout": ("Dropout", "default"),
         "over_none": ("default", "no noise"),
@@ -73,9 +74,8 @@ def _forms() -> dict[str, str]:
     }
     found = {f"forms_{name}": forms.signed(*study.paired_difference("maps", *pair)) for name, pair in gaps.items()}
     for network in NETWORKS:
-        for name, baseline in (("", DEFAULT), ("dropout_", "Dropout")):
-            pair = ("zeros stay zero", baseline) if baseline == DEFAULT else (baseline, "zeros stay zero")
-            found[f"forms_{name}zeros_{network}"] = forms.signed(*study.paired_difference(network, *pair))
+        for name, pair in {"zeros": (zeros, DEFAULT), "dropout_zeros": ("Dropout", zeros)}.items():
+            found[f"forms_{name}_{network}"] = forms.signed(*study.paired_difference(network, *pair))
         errors = (study.paired_difference(network, form)[1] for form in FORMS[network] if form != DEFAULT)
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
     return {**found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}

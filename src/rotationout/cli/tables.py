@@ -66,11 +66,12 @@ def table(
     from ..experiments.results import read_records
     from ..experiments.tasks import TASKS
     from ..recipes import TABLES, name_of
+    from ..report.others import changed_table
 
     name = name_of(recipe) or chosen("TABLE", recipe, TABLES)
     records = read_records(results, recipe)
     if not records:
-        changed = sorted({path.parent.name for path in results.glob("*/*.json") if name_of(path.parent.name) == name})
+        changed = sorted(folder.name for folder in results.glob("*") if changed_table(folder) == name)
         others = f". There are records with changed fields, of {', '.join(changed)}" if changed else ""
         raise ValueError(f"there are no records of {recipe} in {results} yet; run rotationout sweep {name}{others}")
     task = TASKS[type(TABLES[name]()[0])]

@@ -24,6 +24,7 @@ WEIGHT_DECAY = 5e-4
 STEPS, MILESTONES = 32_000, (16_000, 24_000, 31_200)
 """Half of the schedule."""
 SIGMAS = {0.95: "0.229", **SIGMA}
+"""Those of Table 1, and a weaker one."""
 FADE_OUT = 8_000
 """The number of steps at the end over which RotationOut fades out: those after the second drop of the learning rate."""
 BEST = "dropout keep 0.9", "rotation sigma 0.333"

@@ -11,16 +11,16 @@ from ..experiments.tasks import TASKS
 from ..recipes import TABLES, name_of
 from .page import Section
 
-__all__ = ["other_runs"]
+__all__ = ["changed_table", "other_runs"]
 
 
 def other_runs(results: Path) -> list[Section]:
     """A section for every folder with records of a table whose fields were changed."""
     folders = sorted(folder for folder in results.iterdir() if folder.is_dir()) if results.is_dir() else []
-    return [_section(folder, name) for folder in folders if (name := _changed(folder))]
+    return [_section(folder, name) for folder in folders if (name := changed_table(folder))]
 
 
-def _changed(folder: Path) -> str | None:
+def changed_table(folder: Path) -> str | None:
     """The table whose fields were changed; None if the folder has no such records."""
     name = name_of(folder.name)
     return name if folder.name != name and record_files(folder) else None
