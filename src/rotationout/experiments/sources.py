@@ -18,7 +18,8 @@ from .problems import Problem
 __all__ = ["NO_IMAGE", "Held", "Source"]
 
 NO_IMAGE = -1
-"""The number, and the label, of a row that is no image: such rows fill up a batch."""
+"""The number, and the label, of a row that is no image: such rows fill up the last batch of a test. Training has no
+such rows, but this is also the label of an image that cannot be read."""
 
 
 class Source(abc.ABC):

@@ -1,8 +1,9 @@
 """Images that do not fit on the device: worker processes read them a few batches ahead, see `sources` for the plan.
 
 The row of the plan alone decides how an image is cropped. So it does not matter which worker reads it, how many there
-are, or whether the run was resumed. An image that turns out to be bad is reported when it is read, and its row of the
-batch becomes `NO_IMAGE`.
+are, or whether the run was resumed. An image that turns out to be bad is reported when it is read. Its row of the batch
+then shows another image of the split, cropped alike, because the network computes batch statistics from all rows. The
+targets of that row are those of `NO_IMAGE`: it does not count in the loss. The row of the plan decides this, too.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from .sources import NO_IMAGE, Source
 __all__ = ["Reader", "Streamed", "workers"]
 
 MOST_WORKERS = 16
+SPREAD = 10
+"""In the place of a bad image those are tried that come 1/10, 2/10, … of the split later: bad images are often side by
+side. As a split with more than a tenth of bad images is refused, it is very unlikely that all of these are bad."""
 
 Tensors = tuple[Tensor, ...]
-WorkerBatch = tuple[Tensors, list[Problem], list[str]]
-"""What a worker returns: a batch, the images that could not be used, and the names of those that were not in RGB."""
+WorkerBatch = tuple[Tensors | None, list[Problem], list[str]]
+"""What a worker returns: a batch, or None if a row of it found no image to show; the images that could not be used; and
+the names of those that were not in RGB."""
 
 
 def workers() -> int:
@@ -43,7 +48,8 @@ class Reader(abc.ABC):
     Attributes:
         split: the name of the split.
         names: the names of its images.
-        padding: what fills up a batch where there is no image: a tensor for each part, as `read` returns them.
+        padding: the row that fills up a test batch where there is no image: a tensor for each part, as `read` returns
+            them. All but the first, the pixels, are also the targets of a bad image.
     """
 
     split: str
@@ -110,6 +116,11 @@ class Streamed(Source):
         self._taken = place
         self.converted.update(converted)
         self._note(problems)
+        if made is None:
+            raise ValueError(
+                f"no image of {self.split!r} was found that can be used in the place of a bad one; the last that was "
+                f"tried: {problems[-1].message}"
+            )
         for mine, new in zip(self.tensors, made, strict=True):
             mine.copy_(new, non_blocking=True)
 
@@ -118,6 +129,7 @@ class Streamed(Source):
         known = {problem.name for problem in self.problems}
         for problem in problems:
             if problem.name not in known:
+                known.add(problem.name)
                 report(problem)
                 self.problems.append(problem)
                 refuse_if_many(self.problems, [self.reader.split] * len(self), "images")
@@ -139,20 +151,29 @@ class _Batches(Dataset[WorkerBatch]):
         self.reader = reader
 
     def __getitem__(self, rows: Tensor) -> WorkerBatch:
-        reader = self.reader
         parts: list[Tensors] = []
         problems: list[Problem] = []
         converted: list[str] = []
         for row in rows.tolist():
-            number, part = int(row[0]), reader.padding
-            if number != NO_IMAGE:
-                try:
-                    part, other = reader.read(row)
-                    converted += [f"{reader.split}/{reader.names[number]}"] if other else []
-                except UnusableError as error:
-                    problems.append(error.problem(reader.split, reader.names[number]))
+            part = self.reader.padding if int(row[0]) == NO_IMAGE else self._read(row, problems, converted)
+            if part is None:
+                return None, problems, converted
             parts.append(part)
         return tuple(torch.stack(column) for column in zip(*parts, strict=True)), problems, converted
+
+    def _read(self, row: Sequence[Any], problems: list[Problem], converted: list[str]) -> Tensors | None:
+        """Read the image of a row or, if it is bad, another one without its targets; None if all that are tried are."""
+        reader, first, count = self.reader, int(row[0]), len(self.reader.names)
+        for number in range(first, first + count, max(1, count // SPREAD)):
+            name = reader.names[number % count]
+            try:
+                part, changed = reader.read([number % count, *row[1:]])
+            except UnusableError as error:
+                problems.append(error.problem(reader.split, name))
+                continue
+            converted += [f"{reader.split}/{name}"] if changed else []
+            return part if number == first else (part[0], *reader.padding[1:])
+        return None
 
 
 def _identity(made: Any) -> Any:

@@ -12,6 +12,7 @@ How bad data are handled:
 
 Everything that is left out is reported on stderr, and counted and named in the record of every run. Images that are
 held on the device are all decoded before the first step. For images that are read during training, of bad files
-only missing ones are noticed before it: others are found when they are read, and are then left out of their batch. A
+only missing ones are noticed before it: others are found when they are read. The network then sees another image in the
+place of a bad one, so that BatchNorm's statistics are those of images, but this place does not count in the loss. A
 test image that cannot be read counts as one without detections.
 """

@@ -12,7 +12,8 @@ How bad data are handled:
 | a file without the ending of an image | it is ignored |
 
 Images that are held on the device are all decoded before the first step. Images that are read during training are
-decoded when they are needed: a bad one is then left out of its batch, and a class without any usable image is not
-noticed. Every image that is left out is reported on stderr once, and counted and named in the record of the run. The
-record also says how many images were used for training and for testing, and how many were converted.
+decoded when they are needed. The network then sees another image in the place of a bad one, so that BatchNorm's
+statistics are those of images, but this place does not count in the loss or in a test; and a class without any usable
+image is not noticed. Every image that is left out is reported on stderr once, and counted and named in the record of
+the run. The record also says how many images were used for training and for testing, and how many were converted.
 """
