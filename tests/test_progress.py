@@ -94,6 +94,33 @@ def test_time_left_is_that_of_the_steps_since_it_began(tmp_path: Path, monkeypat
     assert resumed.seconds == pytest.approx(10.0)
 
 
+def test_runs_share_the_time_of_the_device_while_they_are_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if one ends before the other, and if they are stopped and resumed."""
+    now = [100.0]
+    monkeypatch.setattr(job.time, "monotonic", lambda: now[0])
+
+    class Slow(Plane):
+        def take_batch(self, place: int) -> None:
+            now[0] += 1.0  # a second for every step
+            super().take_batch(place)
+
+    def slow(config: object) -> Slow:
+        return Slow(config, torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.device("cpu"))
+
+    short, long = (rows()[0].replace(row=row, steps=steps) for row, steps in (("short", 4), ("long", 10)))
+    places = {"folder": tmp_path / "r", "checkpoints": tmp_path / "c"}
+    assert run_all([short, long], slow, **places, together=2, limit_seconds=2.5) == [short, long]
+    now[0] += 1000.0  # away
+    assert run_all([short, long], slow, **places, together=2) == []
+    found = {run["row"]: run for run in results.read_records(tmp_path / "r", "plane")}
+    assert found["short"]["seconds"] == pytest.approx(7, abs=1)
+    assert found["short"]["device_seconds"] == pytest.approx(3.5, abs=0.5)
+    assert found["long"]["seconds"] == pytest.approx(14)
+    assert found["long"]["device_seconds"] == pytest.approx(10, abs=0.5), "half of 8 seconds, and 6 alone"
+
+
 def test_checkpoints_are_written_now_and_then_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])

@@ -1,4 +1,4 @@
-"""What tables cost: GPU-minutes, from what runs side by side took in all and how many they were."""
+"""What tables cost: GPU-minutes, from the share of a GPU's time that each run had."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
 from rotationout.recipes.search import SEARCH
 
-from .accuracy import PROTOCOL, TABLE1
+from .accuracy import PROTOCOL
 from .cells import RESULTS, markdown
 
 __all__ = ["texts"]
@@ -40,8 +40,8 @@ def texts() -> dict[str, str]:
         each = None if step is None else step * table[0].steps / 60
         cost = ["not measured", "–"] if each is None else [f"{each:.1f}", f"{each * len(table) * seeds:,.0f}"]
         rows.append([f"`{name}`", str(len(table)), str(seeds), f"{table[0].steps:,}", *cost, str(len(records[name]))])
-    most = max(record["together"] for record in records[TABLE1])
-    alike = [record for record in records[TABLE1] if record["together"] == most]
+    most = max(record["together"] for record in records[SEARCH])  # all of them from start to end
+    alike = [record for record in records[SEARCH] if record["together"] == most]
     return {
         "cost_table": markdown(["table", "rows", "seeds", "steps", "GPU-minutes a run", "in all", "recorded"], rows),
         "cost_step": f"{1e3 * _seconds_of_a_step(alike):.1f}",
@@ -57,5 +57,9 @@ def _network(config: Config, table: str) -> str:
 
 
 def _seconds_of_a_step(records: list[dict[str, Any]]) -> float:
-    """For one of the runs that shared a device, tests included."""
-    return statistics.fmean(record["seconds"] / record["together"] / record["steps"] for record in records)
+    """For one of the runs that shared a device, tests included.
+
+    Older records do not say what a run's share of the device's time was. All their runs were side by side to the end.
+    """
+    shares = (record.get("device_seconds", record["seconds"] / record["together"]) for record in records)
+    return statistics.fmean(share / record["steps"] for share, record in zip(shares, records, strict=True))

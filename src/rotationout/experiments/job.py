@@ -14,7 +14,34 @@ from .config import Config
 from .run import Run
 from .scalars import Scalars
 
-__all__ = ["Job"]
+__all__ = ["DeviceTime", "Job"]
+
+
+class DeviceTime:
+    """A clock that goes slower the more runs share the device: what it shows between two moments is the share of one.
+
+    >>> clock = DeviceTime()
+    >>> start = clock.seconds
+    >>> clock.set_runs(4)
+    >>> time.sleep(0.04)
+    >>> 0.01 <= clock.seconds - start < 0.04
+    True
+    """
+
+    def __init__(self) -> None:
+        self._runs, self._shown, self._last = 1, 0.0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """What it shows."""
+        now = time.monotonic()
+        self._shown += (now - self._last) / self._runs
+        self._last = now
+        return self._shown
+
+    def set_runs(self, runs: int) -> None:
+        """From now on so many runs share the device; where there are none, the clock goes as with one."""
+        self._shown, self._runs = self.seconds, max(1, runs)
 
 
 class Job:
@@ -28,6 +55,7 @@ class Job:
         checkpoints: the folder of its checkpoint, until it ends.
         together: how many runs share the device, for the record.
         tensorboard: the folder for TensorBoard's scalars, or None for none.
+        device_time: the clock of all runs on this device.
     """
 
     def __init__(
@@ -37,12 +65,13 @@ class Job:
         checkpoints: Path,
         together: int = 1,
         tensorboard: Path | None = None,
+        device_time: DeviceTime | None = None,
     ) -> None:
         self.config, self.together = config, together
         self.label = f"{config.row}, seed {config.seed}"
         self.checkpoint = results.record_path(checkpoints, config).with_suffix(".pt")
         self.run = make(config)
-        self.history: dict[str, Any] = {"seconds": 0.0, "machines": []}
+        self.history: dict[str, Any] = {"seconds": 0.0, "device_seconds": 0.0, "machines": []}
         kept = None
         if processes.rank() == 0 and self.checkpoint.exists():
             kept = results.load_checkpoint(self.checkpoint, config)
@@ -57,11 +86,18 @@ class Job:
         if tensorboard is not None and processes.rank() == 0:
             self.scalars = Scalars(results.record_path(tensorboard, config).with_suffix(""), self.run)
         self.earlier_seconds, self.started, self.first_step = self.history["seconds"], time.monotonic(), self.run.step
+        self.device_time = device_time or DeviceTime()
+        self.device_time_before: float = self.device_time.seconds - self.history["device_seconds"]
 
     @property
     def seconds(self) -> float:
         """Seconds of work so far, those before it was resumed included."""
         return float(self.earlier_seconds + time.monotonic() - self.started)
+
+    @property
+    def device_seconds(self) -> float:
+        """This run's share of `seconds`: together with those of all others on the device, all of its time."""
+        return self.device_time.seconds - self.device_time_before
 
     @property
     def seconds_left(self) -> float | None:
@@ -96,7 +132,7 @@ class Job:
         """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
         if not self.step_complete:
             return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
-        self.history["seconds"] = self.seconds
+        self.history |= {"seconds": self.seconds, "device_seconds": self.device_seconds}
         state = self.run.state()
         if processes.rank():
             return ""
@@ -120,7 +156,8 @@ class Job:
             "train_loss": [round(value, 5) for value in self.run.losses],
             **facts,
             "seconds": round(self.seconds, 1),
-            "together": self.together,  # how many runs shared the device, its time and its memory
+            "device_seconds": round(self.device_seconds, 1),
+            "together": self.together,  # how many runs shared the device, its time and its memory; fewer at times
             "compiled": self.run.compiled,
             "peak_bytes": torch.cuda.max_memory_allocated(self.run.device) if cuda else None,
             **self.machine,

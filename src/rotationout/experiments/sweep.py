@@ -16,7 +16,7 @@ import torch
 
 from . import processes, progress, results
 from .config import Config
-from .job import Job
+from .job import DeviceTime, Job
 from .run import Run
 
 __all__ = ["sweep"]
@@ -71,7 +71,7 @@ def sweep(
     ):
         if len(waiting) < len(configs):
             display.message(f"{len(configs) - len(waiting)} of {len(configs)} runs have a record already")
-        clock = _Clock(limit_seconds, interrupts)
+        clock, device_time = _Clock(limit_seconds, interrupts), DeviceTime()
         try:
             while (waiting or active) and not clock.should_stop:
                 while waiting and len(active) < together:
@@ -79,7 +79,9 @@ def sweep(
                     if _recorded_meanwhile(folder, config):
                         display.message(f"{config.recipe}, {config.row}, seed {config.seed}: has a record by now")
                     else:
-                        active.append(Job(config, make, checkpoints, together * siblings, tensorboard))
+                        job = Job(config, make, checkpoints, together * siblings, tensorboard, device_time)
+                        active.append(job)
+                        device_time.set_runs(len(active) * siblings)
                         display.update(active, len(waiting))  # its first step may take long
                 ended = False
                 for job in active[:]:
@@ -88,6 +90,7 @@ def sweep(
                         job.close()
                         ended = True
                 if ended:  # CUDA graphs are in reference cycles: free their memory
+                    device_time.set_runs(len(active) * siblings)
                     del job
                     gc.collect()
                 display.update(active, len(waiting))
