@@ -15,6 +15,7 @@ __all__ = [
     "differs",
     "is_clear",
     "marked",
+    "mean_lead",
     "p_value",
     "paired_p_value",
     "ran",
@@ -81,6 +82,27 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     # From the statistics, not the values: of a side that does not vary scipy would warn that digits are lost.
     found = ttest_ind_from_stats(*mean_sd(one), len(one), *mean_sd(other), len(other), equal_var=False)
     return float(found.pvalue)
+
+
+def mean_lead(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float]:
+    """How far the first of a pair is above the second, as a mean over pairs, and its p-value; NaN where `p_value` is.
+
+    This is Welch's test of a contrast: every side has a variance of its own. For a single pair it is `p_value`.
+
+    >>> first, second = ([1.0, 2.0, 3.0], [0.5, 1.0, 1.2]), ([2.1, 2.2, 2.6], [1.1, 1.5, 1.3])
+    >>> lead, p = mean_lead([first, second])
+    >>> round(lead, 2), round(p, 3), round(mean_lead([first])[1], 3), round(p_value(*first), 3)
+    (1.05, 0.047, 0.189, 0.189)
+    """
+    from scipy.stats import t
+
+    lead = sum(mean_sd(one)[0] - mean_sd(other)[0] for one, other in pairs) / len(pairs)
+    if any(math.isnan(p_value(*pair)) for pair in pairs):
+        return lead, math.nan
+    errors = [(mean_sd(side)[1] ** 2 / len(side), len(side) - 1) for pair in pairs for side in pair]
+    error = sum(square for square, _ in errors)
+    freedom = error**2 / sum(square**2 / count for square, count in errors)  # Welch–Satterthwaite
+    return lead, float(2 * t.sf(abs(lead) / (error**0.5 / len(pairs)), freedom))
 
 
 def paired_p_value(differences: Sequence[float]) -> float:

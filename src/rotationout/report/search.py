@@ -58,7 +58,7 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 
     Empty for the search itself, whose images were held out to choose the best rows.
 
-    >>> rows = {"none": (71.0, 71.2), "dropout keep 0.9": (72.0, 72.1), "rotation sigma 0.333": (74.0, 74.2)}
+    >>> rows = {"none": (71.0, 71.2), BEST[0]: (72.0, 72.1), BEST[1]: (74.0, 74.2)}
     >>> verdict([{"row": row, "last10_top1": value} for row, values in rows.items() for value in values])
     'RotationOut is ahead of no noise (+3.00 points, p = 0.002) and Dropout (+2.05 points, p = 0.010).'
     """
