@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 from tests.launching import in_group
@@ -104,3 +105,20 @@ def test_weight_drop_trains_in_data_parallel(tmp_path: Path) -> None:
         assert gradient.abs().sum() > 0, name
         assert torch.equal(gradient, theirs[1][name]), name
     assert all(torch.equal(value, theirs[2][name]) for name, value in ours[2].items())
+
+
+def _spread() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    x = distribute_tensor(torch.randn(4, 6), init_device_mesh("cpu", (1,)), [Replicate()])
+    layer = ro.RotationOut(0.5)
+    turn = ro.functional.rotate, ro.sample_rotation(x.shape)
+    for call in (layer, lambda x: turn[0](x, turn[1])):
+        with pytest.raises(TypeError, match=r"got a DTensor; .* x\.to_local\(\)"):
+            call(x)
+    assert layer.eval()(x) is x
+
+
+def test_a_tensor_that_is_spread_over_processes_is_refused_in_training(tmp_path: Path) -> None:
+    in_group(_spread, init_method=f"file://{tmp_path}/spread", rank=0, world_size=1)

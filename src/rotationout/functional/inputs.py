@@ -15,6 +15,7 @@ __all__ = [
     "check_dense",
     "check_device",
     "check_features",
+    "check_local",
     "check_mean",
     "feature_mean",
     "kind_of",
@@ -57,6 +58,15 @@ def check_dense(x: Tensor) -> None:
         raise TypeError("x must be a dense tensor, got a nested one; pad it, x.to_padded_tensor(0.0), and give a mask")
     if x.layout is not torch.strided:
         raise TypeError(f"x must be a dense tensor, got {x.layout}; convert it first, e.g. x.to_dense()")
+
+
+def check_local(x: Tensor) -> None:
+    """Raise a TypeError if ``x`` is spread over processes: torch does not mix it with draws, as they are plain."""
+    if type(x) is not Tensor and hasattr(x, "to_local"):
+        raise TypeError(
+            "x must be a plain tensor, got a DTensor; rotate the part that this process has, x.to_local(), or all of "
+            "it, x.full_tensor()"
+        )
 
 
 def check_center(center: str | Tensor | None, x: Tensor, axis: int) -> None:

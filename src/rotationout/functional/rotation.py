@@ -35,6 +35,7 @@ def rotate(
     tensor([ 4., -2.])
     """
     axis = inputs.check_features(x, dim)
+    inputs.check_local(x)
     _rotation.check_features(x.size(axis), dim)
     if not isinstance(rotation, Rotation):
         raise TypeError(f"rotation must be a Rotation, got {type(rotation).__name__}; build one with sample_rotation")
@@ -152,6 +153,7 @@ def apply_noise(
     if not active or (x.numel() == 0 and not (sync and inputs.processes() > 1)):
         return x
 
+    inputs.check_local(x)
     rotation = _rotation.sample(tuple(leading), x.size(axis), scale, draw, batch_axis, generator, x.device)
     tan = rotation.tan
     if block_size is not None:
