@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification
 from rotationout.experiments.narrow import conditions, tiles
 from rotationout.recipes.cifar100 import TABLES
 
-from .narrow_layers import BATCH, LAYERS, layers
+from .narrow_layers import LAYERS, layers
 from .narrow_tiles import SEARCHED, TOUCHED, parsed, set_to
 from .records import RESULTS, write
+from .steps import milliseconds, runs_of
 
 ROWS = ("none", "rotation default sigma 0.500")
 CALLS, REPLAYS = 20, 10
@@ -165,38 +165,16 @@ def time_tiles(chosen: Iterable[tuple[str, int, tuple[int, ...]]], streams: int)
     return rows
 
 
-def runs_of(kernels: str, row: str, count: int) -> list[Classification]:
-    """Runs of Table 1 on random images, enough of them that no epoch ends."""
-    device = torch.device("cuda")
-    base = {config.row: config for config in TABLES["cifar100_resnet110_authors"]()}[row]
-    config = base.replace(kernels=kernels, steps=1_000_000, milestones=(), studies=())
-
-    def images(number: int) -> Images:
-        pixels = torch.randint(256, (number, 3, 32, 32), dtype=torch.uint8, device=device)
-        return Images(pixels, torch.randint(100, (number,), device=device))
-
-    both = images(2000 * BATCH), images(Classification.test_rows)
-    return [Classification(config.replace(seed=seed), both, device) for seed in range(count)]
-
-
 def time_steps(kernels: str, row: str, counts: list[int], seconds: float) -> tuple[list[dict[str, Any]], float]:
     """Milliseconds per run and step, with several numbers of runs side by side; and those of a test."""
-    runs = runs_of(kernels, row, max(counts))
+    base = {config.row: config for config in TABLES["cifar100_resnet110_authors"]()}[row]
+    runs = runs_of(base.replace(kernels=kernels), max(counts))
     for run in runs:
         for _ in range(3):
             run.advance()
     rows = []
     for count in counts:
-        torch.cuda.synchronize()
-        begun, steps = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
-            for run in runs[:count]:
-                run.advance()
-            steps += count
-            if steps % (20 * count) == 0:  # the host must not run far ahead
-                torch.cuda.synchronize()
-        torch.cuda.synchronize()
-        each = 1e3 * (time.perf_counter() - begun) / steps
+        each = milliseconds(runs[:count], seconds)
         rows.append({"kernels": kernels, "row": row, "count": count, "ms": each})
         print(f"{count:2} × {kernels:6} {row:28} {each:6.2f} ms per run and step", flush=True)
     test = time_test(runs[0], seconds)
