@@ -166,6 +166,12 @@ def test_what_pages_say_in_words_is_so() -> None:
     for row in ("rotation block", "dropblock keep 0.9, block 5"):
         assert p_values[row] > 0.5
     assert {len(values) for values in scores.values()} == {3}
+    # choosing.md: rotations in blocks are ahead of those everywhere, in single runs on Imagewoof.
+    assert p_value(scores["rotation block"], rotation) < LEVEL
+    assert min(scores["rotation block"]) > max(rotation)
+    images = by_row(read_records(ROOT / "results", "imagewoof"))
+    (block,), (everywhere,) = images["rotation block"], images["rotation"]
+    assert block["last10_top1"] > everywhere["last10_top1"]
 
     # negative_results.md: a ramp brought nothing, nor do other norms at small batch sizes.
     protocol = {run["row"]: run["last10_top1"] for run in read_records(ROOT / "results", "cifar100_resnet110_protocol")}
