@@ -1,5 +1,6 @@
 """The classifier under noise, condition numbers and margins, each against a computation of another kind."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -126,6 +127,10 @@ def test_shift_and_scale_of_the_features_do_not_matter() -> None:
     np.testing.assert_allclose(other.predict_proba(1e3 * X + 50), first.predict_proba(X), atol=1e-5)
     single = NoisyLogisticRegression(p=0.3, random_state=0).fit(X.astype(np.float32), y)
     np.testing.assert_allclose(single.predict_proba(X), first.predict_proba(X), atol=5e-3)
+    for scale, dtype in [(1e30, np.float32), (1e-30, np.float32), (1e200, np.float64), (1e-200, np.float64)]:
+        scaled = (scale * X).astype(dtype)  # their squares overflow or vanish
+        model = NoisyLogisticRegression(p=0.3, random_state=0).fit(scaled, y)
+        np.testing.assert_allclose(model.predict_proba(scaled), first.predict_proba(X), atol=5e-3)
 
 
 def test_labels_of_any_kind() -> None:
@@ -169,6 +174,8 @@ def test_condition_numbers_are_those_of_the_matrices(intercept: bool) -> None:
     Z = X - X.mean(0) if intercept else X
     gram, lam = Z.T @ Z, 0.25
     found = condition_numbers(X, 0.2, fit_intercept=intercept)
+    far = condition_numbers(X * 1e170, 0.2, fit_intercept=intercept)
+    assert dataclasses.astuple(far) == pytest.approx(dataclasses.astuple(found))
     scaled = Z / np.linalg.norm(Z, axis=0)
     for ours, matrix in {
         found.none: gram,
