@@ -21,6 +21,7 @@ from rotationout.linear import (
     NoisyLogisticRegression,
     RotationOutRegressor,
     RotationOutRegressorCV,
+    _sample,
     _solve,
 )
 
@@ -341,6 +342,8 @@ def test_wrong_data() -> None:
     assert DropoutRegressor().fit(np.arange(4.0)[:, None], np.arange(4.0)).coef_ == pytest.approx(0.5)
     with pytest.raises(ValueError, match="positive"):
         RotationOutRegressor().fit(np.eye(3), np.arange(3.0), np.zeros(3))
+    with pytest.raises(ValueError, match="Negative values"):
+        RotationOutRegressor().fit(np.eye(3), np.arange(3.0), np.array([1.0, 1.0, -1.0]))
     folds = [(np.arange(2), np.arange(2, 4)), (np.arange(2, 4), np.arange(2))]
     with pytest.raises(ValueError, match="cv has a training fold without rows of positive sample_weight"):
         DropoutRegressorCV(cv=folds).fit(np.eye(4), np.arange(4.0), np.array([0.0, 0, 1, 1]))
@@ -375,8 +378,12 @@ def test_a_feature_far_from_zero_is_no_constant(make: Any) -> None:
     y = x @ [1.0, 1.0, 1.0]
     single = make(0.5).fit(x.astype(np.float32), y.astype(np.float32))
     np.testing.assert_allclose(single.coef_, make(0.5).fit(x, y).coef_, atol=0.01)
-    x[:, 0] = 2000.0
-    assert make(0.5).fit(x.astype(np.float32), y.astype(np.float32)).coef_[0] == pytest.approx(0, abs=0.05)
+    x[:, 0] = 2000 + 0.02 * x[:, 1] + 0.02 * rng.standard_normal(20_000)  # 160 steps of single precision
+    single = make(0.5).fit(x.astype(np.float32), y.astype(np.float32))
+    np.testing.assert_allclose(single.coef_, make(0.5).fit(x, y).coef_, rtol=0.05)
+    for far in (2000.0, -2000.0):
+        x[:, 0] = far
+        assert make(0.5).fit(x.astype(np.float32), y.astype(np.float32)).coef_[0] == pytest.approx(0, abs=0.05)
 
 
 @pytest.mark.parametrize(("dtype", "large"), [("float32", 1e12), ("float32", 1e30), ("float64", 1e160)])
@@ -406,6 +413,19 @@ def test_numbers_whose_squares_overflow_or_vanish(model: Any, dtype: str, large:
 def test_steps_for_targets_of_very_different_sizes(regressor: Any) -> None:
     X, y, _ = data(30, 5)
     sizes = np.array([1e-30, 1e9])
+    assert not regressor(0.2, solver="cg").fit(X, np.c_[y[:, 0], np.ones(30)]).coef_[1].any()
     exact = regressor(0.2).fit(X, y).coef_
     steps = regressor(0.2, solver="cg").fit(X.astype(np.float32), (y * sizes).astype(np.float32)).coef_
     np.testing.assert_allclose(steps / sizes[:, None], exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_blocks_of_rows_add_up(weighted: bool) -> None:
+    X, y, s = data(2500, 3)
+    sample = _sample.Sample(X, y, s if weighted else None, centred=True)
+    whole_z, whole_t = sample.rows()
+    parts = [(part, z.copy(), t) for part, z, t in sample.blocks(elements=3 * 1100)]
+    assert [part for part, _, _ in parts] == [slice(0, 1100), slice(1100, 2200), slice(2200, 2500)]
+    np.testing.assert_array_equal(np.concatenate([z for _, z, _ in parts]), whole_z)
+    np.testing.assert_array_equal(np.concatenate([t for _, _, t in parts]), whole_t)
+    assert len(next(sample.blocks(elements=1))[1]) == 1024  # at least

@@ -105,6 +105,8 @@ def test_copies_are_enough_for_the_weights() -> None:
     best = loss(2000)
     assert loss("auto") < 1.1 * best
     assert loss(2) > 2 * best
+    auto, given = (NoisyLogisticRegression(p=0.5, n_copies=n, random_state=0).fit(X, y) for n in ("auto", 150))
+    np.testing.assert_array_equal(auto.coef_, given.coef_)  # 100 rows for each of 10 × 3 weights
 
 
 @pytest.mark.parametrize("noise", _classification.NOISES)
@@ -117,6 +119,11 @@ def test_the_seed_decides(noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y).coef_, first.coef_)
     assert not np.allclose(NoisyLogisticRegression(noise, 0.3, random_state=2).fit(X, y).coef_, first.coef_)
     monkeypatch.setattr(_classification, "HELD", 0)  # drawn again at every step
+    np.testing.assert_array_equal(NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y).coef_, first.coef_)
+    monkeypatch.setattr(_classification, "TOGETHER", 1)  # one copy at a time
+    first = NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y)
+    monkeypatch.undo()
+    monkeypatch.setattr(_classification, "TOGETHER", X.size + 1)
     np.testing.assert_array_equal(NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y).coef_, first.coef_)
 
 

@@ -146,6 +146,6 @@ def test_what_is_found_out_at_the_first_call() -> None:
         model(torch.ones(2, 4))
     model.eval()(torch.ones(2, 4))
     linear = nn.Sequential(nn.Identity())
-    ro.insert(linear, ro.RotationOut(0.5), after="0", dim=3)
-    with pytest.raises(ValueError, match=r"dim = 3 at '0' is out of range for \(2, 4\)"):
+    ro.insert(linear, ro.RotationOut(0.5), after="0", dim=2)
+    with pytest.raises(ValueError, match=r"dim = 2 at '0' is out of range for \(2, 4\)"):
         linear(torch.ones(2, 4))

@@ -221,6 +221,16 @@ def test_other_inputs_and_outputs() -> None:
         (lambda: ro.predict_samples(network(), (torch.ones(2), torch.ones(3)), 2), ValueError, r"of one size in all"),
         (lambda: ro.predict_samples(network(), "text", 2), ValueError, "no tensor"),
         (lambda: ro.predict_samples(Answers(), torch.ones(2, 4), 2), TypeError, r"got dict; pick it with output"),
+        (
+            lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, output=torch.fft.fft),
+            TypeError,
+            r"must return a real tensor .* 2 examples, got torch\.complex64 \(2, ",
+        ),
+        (
+            lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, output=lambda out: out[0]),
+            TypeError,
+            r"a row for each of its 2 examples, got torch\.float32 \(",
+        ),
         (lambda: ro.predict_samples(nn.Linear(4, 4), torch.ones(2, 4), 2), ValueError, "no noise to sample"),
     ],
 )

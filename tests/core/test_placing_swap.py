@@ -1,5 +1,6 @@
 """Rotations in the place of Dropout: what is replaced, by what, and what is left alone."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +55,21 @@ def test_drop_block_becomes_a_rotation_in_blocks_of_equal_strength_over_the_map(
     assert energy.item() == pytest.approx(to_lam("dropout", share), rel=0.1)  # about 4 standard errors
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"p": 0.0, "block_size": 7}, "it is off"),
+        ({"drop_prob": 0.2, "block_size": 7, "gamma_scale": 0.0}, "it is off"),
+        ({"p": 1.0, "block_size": 7}, "it drops everything"),
+        ({"drop_prob": 0.2, "block_size": 7, "with_noise": True}, "it fills its blocks with noise"),
+    ],
+)
+def test_drop_block_without_a_rotation_of_equal_strength(options: dict[str, object], why: str) -> None:
+    noises, left = swapped(nn.Sequential(drop_block("timm", **options)))
+    assert noises == {}
+    assert left["0"].startswith(why)
+
+
 def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
@@ -73,6 +89,64 @@ def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
     noises, left = swapped(model, example_inputs=torch.randn(2, 3, 3, 3))
     assert {name: type(noise) for name, noise in noises.items()} == {"8": ro.RotationOut}
     assert "a layer of rotationout" in left["2"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "replaced"),
+    [
+        ([nn.Flatten(), nn.Dropout(0.1), nn.ReLU()], {"1": ro.RotationOut}),
+        ([nn.Flatten(2), nn.Dropout(0.1), nn.ReLU()], {}),  # a flattened map still is one
+        ([nn.Flatten(1, 2), nn.Dropout(0.1)], {}),
+        ([nn.Dropout(0.1), nn.Flatten()], {}),
+        ([nn.Dropout(0.1), nn.Conv2d(3, 3, 1)], {"0": ro.RotationOut2d}),
+        ([nn.Conv2d(3, 3, 1), nn.Dropout(0.1), nn.Linear(3, 3)], {}),  # the neighbours disagree
+        ([nn.Dropout(0.1), nn.Dropout(0.1)], {}),
+        ([nn.Linear(3, 3), nn.Softmax(-1), nn.Dropout(0.1)], {}),
+    ],
+)
+def test_neighbours_in_a_sequential(steps: list[nn.Module], replaced: dict[str, type[nn.Module]]) -> None:
+    noises, _ = swapped(nn.Sequential(*copy.deepcopy(steps)))
+    assert {name: type(noise) for name, noise in noises.items()} == replaced
+
+
+class Block(nn.Module):
+    """A module of one's own, whose code `swap` does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.drop(x).mT).mT
+
+
+def test_the_code_of_a_module_of_ones_own_says_nothing() -> None:
+    noises, left = swapped(Block())
+    assert noises == {}
+    assert left["drop"] == "the code does not say on which axis its features are; example_inputs would tell"
+    known = type("Block", (Block,), {"__module__": "timm.layers"})()
+    assert list(swapped(known)[0]) == ["drop"]
+
+
+class Recurrent(nn.Module):
+    """Dropout after a module that returns a tuple, on the other side of an activation, and on masked attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.after, self.act, self.beyond = nn.Dropout(0.1), nn.GELU(), nn.Dropout(0.1)
+        self.weights = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.beyond(self.act(self.after(self.lstm(x)[0])))
+        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        return self.weights((x @ x.mT).masked_fill(later, -torch.inf).softmax(-1)) @ x.sin()
+
+
+def test_example_inputs_tell_through_tuples_and_activations() -> None:
+    noises, left = swapped(Recurrent(), example_inputs=torch.randn(2, 3, 4))
+    assert {name: type(noise) for name, noise in noises.items()} == {"after": ro.RotationOut, "beyond": ro.RotationOut}
+    assert "attention weights" in left["weights"], "weights that are zero count too"
 
 
 class Model(nn.Module):
@@ -203,6 +277,11 @@ def test_attention_by_the_name_of_the_class_unless_seen_to_be_none() -> None:
             lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), p=0.1),
             TypeError,
             "takes the p of the Dropout that it repl",
+        ),
+        (
+            lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), block_size=3),
+            TypeError,
+            "swap has no choice block_size; those of RotationOut are angle_per",
         ),
         (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),
     ],

@@ -24,6 +24,22 @@ def test_noises_in_a_sequential_are_checked_and_sampled() -> None:
     both = nn.Sequential(ro.RotationOut(0.3), ro.nn.GaussianDropout(0.3, center="batch"))
     with pytest.raises(ValueError, match="dim cannot serve all noises"):
         ro.insert(maps, both, after=nn.Conv2d, dim=1)
+    turning = nn.Sequential(nn.Dropout(0.0), ro.RotationOut(0.5, angle_per="batch"))
+    ro.insert(maps, turning, after=nn.ReLU, dim=1)
+    x = torch.randn(2, 3, 5, 5)
+    still = maps[1].eval()(maps[0](x))
+    scale = maps[1].train()(maps[0](x)).norm(dim=1) / still.norm(dim=1)
+    torch.testing.assert_close(scale, scale[0, 0, 0].expand_as(scale), msg="every feature vector turns by one angle")
+
+
+def test_noise_on_the_side_of_a_module_where_it_makes_sense() -> None:
+    cell = nn.LSTMCell(4, 6)
+    ro.insert(cell, ro.RotationOut(0.5), before=nn.LSTMCell)
+    x = torch.randn(3, 4)
+    assert not torch.equal(cell(x)[0], cell.eval()(x)[0])
+    table = nn.Embedding(5, 4)
+    ro.insert(table, ro.RotationOut(0.5), after=nn.Embedding)
+    assert not torch.equal(table(torch.arange(5)), table.weight)
 
 
 class Doubling(nn.Module):

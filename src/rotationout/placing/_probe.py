@@ -152,7 +152,7 @@ def dims_between(steps: nn.Sequential, place: int) -> int | None:
     around = []
     for others in (list(steps)[place + 1 :], list(steps)[:place][::-1]):
         neighbour = next((step for step in others if not _keeps_axes(step)), None)
-        if isinstance(neighbour, nn.Flatten) and others and (neighbour.start_dim, neighbour.end_dim) == (1, -1):
+        if isinstance(neighbour, nn.Flatten) and (neighbour.start_dim, neighbour.end_dim) == (1, -1):
             around.append(0 if neighbour in list(steps)[:place] else None)
         else:
             around.append(None if neighbour is None else dims_of_module(neighbour))
