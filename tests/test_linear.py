@@ -354,6 +354,9 @@ def test_wrong_data() -> None:
         RotationOutRegressorCV(cv=[(np.arange(0), np.arange(4))]).fit(np.eye(4), np.arange(4.0))
     with pytest.raises(ValueError, match="at least 3 samples"):
         RotationOutRegressorCV().fit(np.eye(2), np.arange(2.0))
+    with pytest.raises(ValueError, match=r"at least 3 samples of positive weight, got n_samples = 2"):
+        RotationOutRegressorCV().fit(np.eye(4), np.arange(4.0), [0.0, 0, 1, 1])
+    assert np.isfinite(RotationOutRegressorCV().fit(np.eye(3), np.arange(3.0)).errors_).all()
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1])
@@ -429,3 +432,7 @@ def test_blocks_of_rows_add_up(weighted: bool) -> None:
     np.testing.assert_array_equal(np.concatenate([z for _, z, _ in parts]), whole_z)
     np.testing.assert_array_equal(np.concatenate([t for _, _, t in parts]), whole_t)
     assert len(next(sample.blocks(elements=1))[1]) == 1024  # at least
+    gram = np.zeros((3, 3), order="F")
+    for _, z, _ in parts:
+        _sample.square(z.T, into=gram)
+    np.testing.assert_allclose(np.tril(gram), np.tril(whole_z.T @ whole_z))

@@ -54,7 +54,22 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
         (lambda: rotation_out(X, 0.5, block_size=2), ValueError, "axes after the feature axis"),
         (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=0), ValueError, "integer, at least 1"),
         (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=0.0), ValueError, r"in \(0, 1\]"),
-        (lambda: rotation_out(X, 0.5, mask=torch.ones(4)), TypeError, "mask must be a boolean tensor"),
+        (
+            lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage="half"),
+            TypeError,
+            "coverage must be a number, got str 'half'",
+        ),
+        (
+            lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=True),
+            TypeError,
+            "coverage must be a number, got bool True",
+        ),
+        (
+            lambda: rotation_out(X, 0.5, mask=torch.ones(4)),
+            TypeError,
+            "mask must be a boolean tensor.* got torch.float32",
+        ),
+        (lambda: rotation_out(X, 0.5, mask=[True] * 4), TypeError, "mask must be a boolean tensor.* got list"),
         (
             lambda: rotation_out(X, 0.5, mask=torch.ones(3, dtype=torch.bool)),
             ValueError,

@@ -65,6 +65,11 @@ def test_unbatched_input_is_one_example(layer: Callable[..., nn.Module], shape: 
     y = layer(0.3)(x)
     assert y.shape == x.shape
     assert not torch.equal(y, x)
+    alone = layer(0.3, center=None)
+    torch.manual_seed(1)
+    y = alone(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(y, alone(x.unsqueeze(0))[0])
 
 
 @each_layer
@@ -279,7 +284,12 @@ MAP = torch.randn(2, 8, 4, 4)
             ValueError,
             r"takes \(N, C, L\) or \(C, L\), got 4 .*; use RotationOut2d for",
         ),
-        (lambda: ro.RotationOut3d()(MAP[0]), ValueError, r"takes \(N, C, D, H, W\)"),
+        (
+            lambda: ro.RotationOut3d()(MAP[0]),
+            ValueError,
+            r"takes \(N, C, D, H, W\) .* got 3 dimensions, \(.*\); use RotationOut1d for \(N, C, L\), or Rota",
+        ),
+        (lambda: ro.RotationOut2d()(MAP.unsqueeze(0)), ValueError, r"use RotationOut3d for \(N, C, D, H, W\), or Rota"),
         (lambda: ro.RotationOut2d()(MAP[:1, :, :1, :1]), ValueError, "more than one value per feature"),
         (
             lambda: ro.RotationOut(center="running", num_features=3)(MAP),

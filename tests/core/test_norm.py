@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import rotationout as ro
 from rotationout.analysis.batchnorm import cross_norm_factor
 from rotationout.nn import norm
+from rotationout.nn.norm import expectation
 
 Z_LIMIT = 4.9
 SHAPES = {1: (12, 3), 2: (12, 3, 2, 4), 3: (12, 3, 2, 1, 3)}
@@ -302,6 +303,18 @@ def test_a_polynomial_is_fitted_on_the_host_whatever_the_defaults() -> None:
     module = module.to_empty(device="cpu")
     assert module.coefficients == norm.PolyBatchNorm1d(3, batch_size=11).coefficients
     assert norm.poly_coefficients.cache_info().misses == 1, "fitted once"
+    expectation.gauss_legendre.cache_clear()
+    with torch.inference_mode():
+        expectation.gauss_legendre()
+    x = torch.ones(2, requires_grad=True)
+    expectation.gaussian_moments(x, 8)[0].sum().backward()
+    assert x.grad is not None, "nodes that were computed in inference mode serve autograd too"
+
+
+def test_eps_is_added_to_the_variance_before_the_polynomial() -> None:
+    layer = norm.PolyBatchNorm1d(2, eps=0.5, batch_size=8).eval()
+    x = torch.tensor([[1.0, -2.0]])
+    torch.testing.assert_close(layer(x), norm.f_poly(x / math.sqrt(1.5), 8))
 
 
 def test_what_it_says_of_itself() -> None:
@@ -319,7 +332,12 @@ def test_what_it_says_of_itself() -> None:
         (lambda: norm.CrossNorm1d(3)(torch.randn(0, 3)), ValueError, "leaves one of 0 examples"),
         (lambda: norm.CrossNorm1d(3)(torch.randn(2, 3, 3)), ValueError, "the batch needs at least 3 examples"),
         (lambda: norm.CrossNorm2d(3)(torch.randn(1, 3, 9, 9)), ValueError, "the batch needs at least 2 examples"),
-        (lambda: norm.CrossNorm2d(3)(torch.randn(5, 3, 0, 9)), ValueError, "of 0 value"),
+        (
+            lambda: norm.CrossNorm2d(3)(torch.randn(1, 3, 2, 2)),
+            ValueError,
+            r"1 examples of 4 value\(s\).*at least 2 ex",
+        ),
+        (lambda: norm.CrossNorm2d(3)(torch.randn(5, 3, 0, 9)), ValueError, "of 0 value.*: maps need at least one pos"),
         (lambda: norm.CrossNorm1d(3, ghost_batch=4)(torch.randn(16, 3)), ValueError, "a ghost batch needs at least 5"),
         (lambda: norm.CrossNorm1d(3)(torch.randn(8, 4)), ValueError, "num_features = 3"),
         (lambda: norm.CrossNorm1d(3)(torch.ones(8, 3).long()), ValueError, "torch.int64"),

@@ -71,9 +71,19 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
             r"matches 7 modules, but within",
         ),
         (
+            lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, where=lambda name, module: False),
+            ValueError,
+            r"before matches 7 modules, but the predicate where leaves none of them: 'stem', ",
+        ),
+        (
+            lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, within="head", where=lambda name, module: True),
+            ValueError,
+            r"but within='head' and the predicate where leaves none",
+        ),
+        (
             lambda: ro.insert(Network(), MAPS, before=nn.Linear),
             ValueError,
-            r"Linear has features on the last axis; use Ro",
+            r"Linear has features on the last axis; use RotationOut there",
         ),
         (lambda: ro.insert(Network(), VECTORS, before=nn.Conv2d), ValueError, r"use RotationOut2d there"),
         (
@@ -92,6 +102,7 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (lambda: ro.insert(Network(), VECTORS), ValueError, r"say where"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", after="stem"), ValueError, r"not both"),
         (lambda: ro.insert(Network(), VECTORS, before=Network()), TypeError, r"types of modules or patterns"),
+        (lambda: ro.insert(Network(), VECTORS, before=int), TypeError, r"types of modules .* got type <class 'int'>"),
         (lambda: ro.insert(Network(), VECTORS, before=[]), ValueError, r"before is empty"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", where="stem"), TypeError, r"where must be a function"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", within=[nn.Linear]), TypeError, r"within must be names"),

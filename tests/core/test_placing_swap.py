@@ -25,9 +25,9 @@ def test_spatial_dropout_becomes_the_map_rotation_of_equal_strength() -> None:
     assert left == {}
 
 
-def drop_block(package: str, **attributes: object) -> nn.Module:
+def drop_block(package: str, dims: int = 2, **attributes: object) -> nn.Module:
     """One of another package, as far as `swap` looks at it."""
-    module = type("DropBlock2d", (nn.Module,), {"__module__": f"{package}.drop"})()
+    module = type(f"DropBlock{dims}d", (nn.Module,), {"__module__": f"{package}.drop"})()
     for name, value in attributes.items():
         setattr(module, name, value)
     return module
@@ -70,6 +70,23 @@ def test_drop_block_without_a_rotation_of_equal_strength(options: dict[str, obje
     assert left["0"].startswith(why)
 
 
+def test_volumes_and_the_device_of_the_model() -> None:
+    volumes = drop_block("torchvision", 3, p=0.1, block_size=3)
+    noises, _ = swapped(nn.Sequential(nn.Conv3d(3, 3, 1, device="meta"), volumes))
+    assert type(noises["1"]) is ro.RotationOut3d
+    assert noises["1"]._scale.is_meta
+
+
+def test_one_dropout_on_different_axes_stays() -> None:
+    drop = nn.Dropout(0.1)
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), drop), nn.Sequential(nn.Conv2d(4, 4, 1), drop), nn.Sequential(drop)
+    )
+    noises, left = swapped(model)
+    assert noises == {}
+    assert "the code does not say" in left["0.1"]
+
+
 def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
@@ -91,6 +108,11 @@ def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
     assert "a layer of rotationout" in left["2"]
 
 
+class OwnForward(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("steps", "replaced"),
     [
@@ -101,6 +123,7 @@ def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
         ([nn.Dropout(0.1), nn.Conv2d(3, 3, 1)], {"0": ro.RotationOut2d}),
         ([nn.Conv2d(3, 3, 1), nn.Dropout(0.1), nn.Linear(3, 3)], {}),  # the neighbours disagree
         ([nn.Dropout(0.1), nn.Dropout(0.1)], {}),
+        ([OwnForward(nn.Linear(3, 3), nn.Dropout(0.1))], {}),  # which may run its steps in any order
         ([nn.Linear(3, 3), nn.Softmax(-1), nn.Dropout(0.1)], {}),
     ],
 )
@@ -138,7 +161,7 @@ class Recurrent(nn.Module):
         self.weights = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.beyond(self.act(self.after(self.lstm(x)[0])))
+        x = self.beyond(self.act(self.after(input=self.lstm(x)[0])))
         later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
         return self.weights((x @ x.mT).masked_fill(later, -torch.inf).softmax(-1)) @ x.sin()
 
@@ -185,6 +208,7 @@ def test_example_inputs_tell_by_what_comes_before_and_after() -> None:
         "turned": ro.RotationOut,
     }
     assert model.tokens is model.again is noises["tokens"]
+    assert str(ro.swap(Model(), example_inputs=torch.randn(2, 4, 6))).count("tokens (also again)") == 1
     assert "attention weights" in left["weights"]
     assert "not called" in left["unused"]
     assert "different axes" in left["both"]

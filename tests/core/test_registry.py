@@ -78,6 +78,8 @@ def test_options_reach_the_layer() -> None:
         (lambda: ro.noise("rotation2d", 0.2, dims=3), ValueError, "'rotation2d' is 'rotation' with dims=2, got dims=3"),
         (lambda: ro.noise("rotation", 0.2, block_size=3), ValueError, "needs axes after the feature axis"),
         (lambda: ro.noise("rotation", 0.2, dims=4), ValueError, "dims, .*, must be 0, 1, 2 or 3 here, got 4"),
+        (lambda: ro.noise("none", 0.2, dims=4), ValueError, "must be 0, 1, 2 or 3 here, got 4"),
+        (lambda: ro.noise("droppath", 0.2, dims=4), ValueError, "must be 0, 1, 2 or 3 here, got 4"),
         (lambda: ro.noise("cutout", 0.2, dims=3), ValueError, "must be 2 here, got 3"),
         (lambda: ro.noise("uout", 0.2, dim=1, dims=2), ValueError, "both say where the features are"),
         (lambda: ro.noise("uout", 0.2, center="mean"), ValueError, "center must be one of"),
@@ -125,3 +127,5 @@ def test_the_table_says_what_p_means_for_every_kind() -> None:
     for name, kind in KINDS.items():
         assert f"{name}: {kind.summary}\n    strength: {kind.strength}\n    options: {next(iter(kind.options))}" in text
         assert kind.strength.startswith("exact") == kind.matched
+    assert "options: dims=2, block_size=7\n" in text
+    assert "options: module\n" in text, "what must be given has no default"

@@ -40,7 +40,7 @@ class Seen:
 def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) -> dict[nn.Module, Seen]:
     """Run a model once, in eval mode and without gradients, and record what its Dropouts are given."""
     run = _Run({dropout: Seen() for dropout in dropouts})
-    telling = [m for m in model.modules() if m in run.seen or _keeps_axes(m) or dims_of_module(m) is not None]
+    telling = [m for m in model.modules() if _keeps_axes(m) or dims_of_module(m) is not None]
     _run(model, example_inputs, telling, run.record)
     return run.conclude()
 
