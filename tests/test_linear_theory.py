@@ -283,7 +283,7 @@ def test_wrong_angles_and_sizes() -> None:
         flip_probability(0.1, 0.5, 5)
     with pytest.raises(ValueError, match="p must be positive"):
         margin_angle(0.0, 4)
-    with pytest.raises(ValueError, match="flips must be between 0 and ½"):
+    with pytest.raises(ValueError, match=r"flips must be between 0 and ½, got 0\.5"):
         margin_angle(0.5, 4, 0.5)
     with pytest.raises(ValueError, match=r"X must be \(n, D\) and coef \(D,\), got shapes"):
         boundary_angle([[1.0, 0.0]], [1.0])

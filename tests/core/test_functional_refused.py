@@ -53,7 +53,11 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
         (lambda: rotation_out(X, 0.9, draw=ro.Draw(law="gaussian_angle")), ValueError, "reaches λ = 1.85"),
         (lambda: rotation_out(X, 0.5, block_size=2), ValueError, "axes after the feature axis"),
         (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=0), ValueError, "integer, at least 1"),
-        (lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=0.0), ValueError, r"in \(0, 1\]"),
+        (
+            lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage=0.0),
+            ValueError,
+            r"\(0, 1\], got 0\.0",
+        ),
         (
             lambda: rotation_out(X, 0.5, dim=0, batch_dim=None, block_size=2, coverage="half"),
             TypeError,
@@ -73,16 +77,20 @@ FITTING = ro.sample_rotation((4, 6), 0.2)
         (
             lambda: rotation_out(X, 0.5, mask=torch.ones(3, dtype=torch.bool)),
             ValueError,
-            r"mask must broadcast to \(4,\)",
+            r"mask must broadcast to \(4,\), .* got \(3,\)$",
         ),
         (lambda: rotation_out(X, 0.5, backend="cuda"), ValueError, "backend must be one of .*'triton' or None, got"),
         (lambda: rotate(X, FITTING.matrix()), TypeError, "rotation must be a Rotation, got Tensor"),
         (lambda: rotate(X[:, :4], FITTING), ValueError, "rotation turns 6 features, but x has 4 along dim = -1"),
-        (lambda: rotate(X[:3], FITTING), ValueError, r"leading shape \(4,\), which does not broadcast to \(3,\)"),
+        (lambda: rotate(X[:3], FITTING), ValueError, r"leading shape \(4,\), which .* to \(3,\), the shape \(3, 6\)"),
         (lambda: rotate(X[0], FITTING), ValueError, r"does not broadcast to \(\)"),
         (lambda: rotate(X, FITTING, torch.zeros(5)), ValueError, r"mean must have shape \(6,\)"),
         (lambda: rotate(X, FITTING, torch.zeros(1)), ValueError, r"mean must have shape \(6,\)"),
-        (lambda: rotate(X.to("meta"), FITTING), ValueError, r"rotation is on cpu and x on meta; move it"),
+        (
+            lambda: rotate(X.to("meta"), FITTING),
+            ValueError,
+            r"rotation is on cpu and .*; move it with rotation.to\('meta'\)",
+        ),
         (lambda: rotate(X, FITTING, torch.zeros(6, device="meta")), ValueError, "mean is on meta and x on cpu"),
     ],
 )

@@ -192,6 +192,7 @@ def test_strength_survives_the_meta_device() -> None:
 def test_torch_takes_it_for_a_dropout_layer() -> None:
     model = nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.3), ro.RotationOut2d(0.1))
     assert [module.p for module in model.modules() if isinstance(module, _DropoutNd)] == [0.3, 0.1]
+    assert not any(module.inplace for module in model if isinstance(module, _DropoutNd))
 
 
 def test_what_it_says_of_itself() -> None:
@@ -226,12 +227,12 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut(center="mean"), ValueError, "center must be one of .*'running' or None, got"),
         (lambda: ro.RotationOut(center="running"), ValueError, "needs num_features"),
         (lambda: ro.RotationOut(center="running", num_features=1), ValueError, "num_features must be .* at least 2"),
-        (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\]"),
+        (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\], got 0\.0"),
         (lambda: ro.RotationOut(0.9, law="gaussian_angle"), ValueError, "reaches λ = 1.85"),
         (lambda: ro.RotationOut2d(block_size=0), ValueError, "block_size must be an integer, at least 1"),
         (lambda: ro.RotationOut2d(block_size=3, coverage=2.0), ValueError, r"coverage must be in \(0, 1\]"),
         (lambda: ro.RotationOut2d(coverage=0.3), ValueError, "give block_size too"),
-        (lambda: ro.RotationOut(num_features=6), ValueError, "num_features is for center='running'"),
+        (lambda: ro.RotationOut(num_features=6), ValueError, "is for center='running', got it with center=None"),
         (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
         (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list; pass one"),
         (lambda: ro.RotationOut()(pack_sequence([torch.ones(3, 4)])), TypeError, "RotationOutSequence takes packed"),

@@ -108,7 +108,7 @@ def test_the_feature_axis_follows_from_the_type_or_is_given() -> None:
     torch.testing.assert_close(scale, scale[0, 0, 0].expand(2, 4, 4))
     centred = ro.nn.GaussianDropout(0.2, center="batch")
     assert [noise.dim for noise in ro.insert(nn.Sequential(nn.ReLU()), centred, after=nn.ReLU, dim=1).noises] == [1]
-    with pytest.raises(ValueError, match=r"takes maps of 4 dimensions, got 3"):
+    with pytest.raises(ValueError, match=r"RotationOut2d at '0' takes maps of 4 dimensions, got 3"):
         act(x[0])
 
 

@@ -106,7 +106,7 @@ def test_a_refused_schedule_leaves_the_given_p_alone() -> None:
             TypeError,
             r"modules with a strength p can be scheduled, got SimpleNamespace namespace\(p=0\.5\)",
         ),
-        (lambda: ro.Schedule(ro.RotationOut(), 0.5), TypeError, "factor must be a function of the step"),
+        (lambda: ro.Schedule(ro.RotationOut(), 0.5), TypeError, r"factor must be a function .* got float 0\.5"),
         (lambda: ro.Schedule(ro.RotationOut(), lambda step: "a"), TypeError, "factor must be a number"),
         (lambda: ro.Schedule(ro.RotationOut(0.5), lambda step: 2.0), ValueError, r"p at step 0 .* got 1\.0"),
         (lambda: ro.Schedule.ramp(ro.RotationOut(), steps=0), ValueError, "steps must be an integer, at least 1"),
@@ -117,7 +117,7 @@ def test_a_refused_schedule_leaves_the_given_p_alone() -> None:
             ValueError,
             "state is of 2 noises, but this schedule has 1",
         ),
-        (lambda: ro.Schedule.constant(ro.RotationOut()).load_state_dict({"lr": 0}), ValueError, "that of a Schedule"),
+        (lambda: ro.Schedule.constant(ro.RotationOut()).load_state_dict({"lr": 0}), ValueError, "Schedule, .* got lr$"),
     ],
 )
 def test_bad_schedules(call: Callable[[], object], error: type[Exception], message: str) -> None:

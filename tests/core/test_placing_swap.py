@@ -152,23 +152,27 @@ def test_the_code_of_a_module_of_ones_own_says_nothing() -> None:
 
 
 class Recurrent(nn.Module):
-    """Dropout after a module that returns a tuple, on the other side of an activation, and on masked attention."""
+    """Dropout after a tuple, beyond an activation, on masked attention, and before a module called by keyword."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(4, 6, batch_first=True)
         self.after, self.act, self.beyond = nn.Dropout(0.1), nn.GELU(), nn.Dropout(0.1)
         self.weights = nn.Dropout(0.1)
+        self.named, self.read = nn.Dropout(0.1), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.beyond(self.act(self.after(input=self.lstm(x)[0])))
+        x = self.beyond(self.act(self.after(self.lstm(x)[0])))
+        x = x + self.read(input=self.named(input=x.cos()))
         later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
         return self.weights((x @ x.mT).masked_fill(later, -torch.inf).softmax(-1)) @ x.sin()
 
 
 def test_example_inputs_tell_through_tuples_and_activations() -> None:
     noises, left = swapped(Recurrent(), example_inputs=torch.randn(2, 3, 4))
-    assert {name: type(noise) for name, noise in noises.items()} == {"after": ro.RotationOut, "beyond": ro.RotationOut}
+    assert {name: type(noise) for name, noise in noises.items()} == dict.fromkeys(
+        ("after", "beyond", "named"), ro.RotationOut
+    )
     assert "attention weights" in left["weights"], "weights that are zero count too"
 
 
@@ -232,6 +236,9 @@ def test_torchs_own_transformer_and_dropout_that_is_an_argument() -> None:
     assert all(type(noise) is ro.RotationOut for noise in noises.values())
     assert left["0.self_attn"] == left["1.multihead_attn"] == "it is on attention weights"
     assert "NoisyLSTM" in left["2"]
+    words = str(ro.swap(copy.deepcopy(model)))
+    assert "(MultiheadAttention, dropout=0.1)" in words
+    assert "2 (LSTM, dropout=0.3): it is between" in words
     assert model[0].self_attn.dropout == 0.1
     assert "3" not in left
 

@@ -348,12 +348,12 @@ X = torch.randn(T, N, C)
         (
             lambda: NoisyGRU(C, H, input_noise=RotationOut(0.3, pairing_per="example")),
             TypeError,
-            "first axis to be that of examples; use RotationOutSequence",
+            "RotationOut takes the first axis to be that of examples; use RotationOutSequence",
         ),
         (
             lambda: NoisyGRU(C, H, input_noise=nn.ModuleList([LockedDropout(0.3)])),
             TypeError,
-            "ModuleList contains a noise on sequences",
+            "input_noise: ModuleList contains a noise on sequences",
         ),
         (lambda: NoisyGRU(C, H, layer_noise=0.3), TypeError, "layer_noise must be a module, .* got 0.3"),
         (
