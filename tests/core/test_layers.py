@@ -72,6 +72,13 @@ def test_unbatched_input_is_one_example(layer: Callable[..., nn.Module], shape: 
     torch.testing.assert_close(y, alone(x.unsqueeze(0))[0])
 
 
+def test_examples_of_vectors_are_along_the_first_axis() -> None:
+    x = torch.randn(3, 4, 6)
+    stretch = ro.RotationOut(0.5, pairing_per="example", angle_per="example")(x).norm(dim=-1) / x.norm(dim=-1)
+    torch.testing.assert_close(stretch, stretch[:, :1].expand(3, 4))
+    assert len(stretch[:, 0].unique()) == 3
+
+
 @each_layer
 def test_no_state_is_added(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
     assert layer(0.3).state_dict() == {}
@@ -224,7 +231,11 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut(nn.Parameter(torch.tensor(0.5))), TypeError, "p must be a number, got Parameter"),
         (lambda: ro.RotationOut(preset="auhtors"), ValueError, "did you mean 'authors'"),
         (lambda: ro.RotationOut(law="gaussian"), ValueError, "law must be one of 'gaussian_tan'"),
-        (lambda: ro.RotationOut(center="mean"), ValueError, "center must be one of .*'running' or None, got"),
+        (
+            lambda: ro.RotationOut(center="mean"),
+            ValueError,
+            "center must be one of 'default', 'batch', 'running' or None",
+        ),
         (lambda: ro.RotationOut(center="running"), ValueError, "needs num_features"),
         (lambda: ro.RotationOut(center="running", num_features=1), ValueError, "num_features must be .* at least 2"),
         (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\], got 0\.0"),

@@ -373,6 +373,13 @@ def test_the_fewest_examples_that_are_allowed() -> None:
     assert torch.isfinite(norm.CrossNorm1d(3, ghost_batch=5)(torch.randn(19, 3))).all()
 
 
+def test_the_variance_of_constants_is_not_negative_by_rounding() -> None:
+    for step in range(50):
+        layer = norm.CrossNorm1d(1, eps=1e-5 * 1.3**step, momentum=1.0)
+        layer(torch.ones(8, 1))
+        assert 0 <= layer.running_var.item() < 1e-5 * layer.eps
+
+
 def test_names_are_those_of_nn() -> None:
     for name in ("CrossNorm2d", "PolyBatchNorm1d", "GhostBatchNorm3d", "convert_batchnorm", "to_batchnorm"):
         assert getattr(ro.nn, name) is getattr(norm, name)

@@ -122,6 +122,8 @@ def test_the_smallest_integer_type_is_kept() -> None:
     assert ro.sample_rotation((2, 127), 0.2).index.min() >= -127
     assert ro.sample_rotation((2, 128), 0.2).index.dtype == torch.int16
     assert ro.sample_rotation((1, 40_000), 0.2).index.dtype == torch.int32
+    for features, dtype in ((64, torch.int8), (128, torch.int16), (40_000, torch.int32)):
+        assert ro.sample_rotation((2, features), 0.2, draw=ro.Draw(pairing="structured")).index.dtype == dtype
 
 
 def test_turning_there_and_back() -> None:
