@@ -21,6 +21,7 @@ from rotationout.linear import (
     NoisyLogisticRegression,
     RotationOutRegressor,
     RotationOutRegressorCV,
+    _sample,
     _solve,
 )
 
@@ -341,11 +342,21 @@ def test_wrong_data() -> None:
     assert DropoutRegressor().fit(np.arange(4.0)[:, None], np.arange(4.0)).coef_ == pytest.approx(0.5)
     with pytest.raises(ValueError, match="positive"):
         RotationOutRegressor().fit(np.eye(3), np.arange(3.0), np.zeros(3))
+    with pytest.raises(ValueError, match="Negative values"):
+        RotationOutRegressor().fit(np.eye(3), np.arange(3.0), np.array([1.0, 1.0, -1.0]))
     folds = [(np.arange(2), np.arange(2, 4)), (np.arange(2, 4), np.arange(2))]
-    with pytest.raises(ValueError, match="cv has a training fold whose rows all have sample_weight 0"):
+    with pytest.raises(ValueError, match="cv has a training fold without rows of positive sample_weight"):
         DropoutRegressorCV(cv=folds).fit(np.eye(4), np.arange(4.0), np.array([0.0, 0, 1, 1]))
+    for fold, weights in [((np.arange(2), np.arange(2, 4)), [1.0, 1, 0, 0]), ((np.arange(4), np.arange(0)), None)]:
+        with pytest.raises(ValueError, match="cv has no test rows of positive sample_weight"):
+            DropoutRegressorCV(cv=[fold]).fit(np.eye(4), np.arange(4.0), weights)
+    with pytest.raises(ValueError, match="cv has a training fold without rows"):
+        RotationOutRegressorCV(cv=[(np.arange(0), np.arange(4))]).fit(np.eye(4), np.arange(4.0))
     with pytest.raises(ValueError, match="at least 3 samples"):
         RotationOutRegressorCV().fit(np.eye(2), np.arange(2.0))
+    with pytest.raises(ValueError, match=r"at least 3 samples of positive weight, got n_samples = 2"):
+        RotationOutRegressorCV().fit(np.eye(4), np.arange(4.0), [0.0, 0, 1, 1])
+    assert np.isfinite(RotationOutRegressorCV().fit(np.eye(3), np.arange(3.0)).errors_).all()
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1])
@@ -370,5 +381,58 @@ def test_a_feature_far_from_zero_is_no_constant(make: Any) -> None:
     y = x @ [1.0, 1.0, 1.0]
     single = make(0.5).fit(x.astype(np.float32), y.astype(np.float32))
     np.testing.assert_allclose(single.coef_, make(0.5).fit(x, y).coef_, atol=0.01)
-    x[:, 0] = 2000.0
-    assert make(0.5).fit(x.astype(np.float32), y.astype(np.float32)).coef_[0] == pytest.approx(0, abs=0.05)
+    x[:, 0] = 2000 + 0.02 * x[:, 1] + 0.02 * rng.standard_normal(20_000)  # 160 steps of single precision
+    single = make(0.5).fit(x.astype(np.float32), y.astype(np.float32))
+    np.testing.assert_allclose(single.coef_, make(0.5).fit(x, y).coef_, rtol=0.05)
+    for far in (2000.0, -2000.0):
+        x[:, 0] = far
+        assert make(0.5).fit(x.astype(np.float32), y.astype(np.float32)).coef_[0] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("float32", 1e12), ("float32", 1e30), ("float64", 1e160)])
+@pytest.mark.parametrize(
+    "model",
+    [regressor(0.3, solver=solver) for regressor in REGRESSORS for solver in ("cholesky", "cg")]
+    + [RotationOutRegressorCV([0.1, 0.3]), DropoutRegressorCV([0.1, 0.3], cv=3)],
+)
+def test_numbers_whose_squares_overflow_or_vanish(model: Any, dtype: str, large: float) -> None:
+    """The weights follow the units of X and y, and p does not depend on them."""
+    X, y, _ = data(40, 4)
+    first = model.fit(X, y)
+    weights, intercept, errors = first.coef_, first.intercept_, getattr(first, "errors_", 0)
+    close = {"rtol": 1e-3, "atol": 1e-3 * abs(weights).max()}
+    for scale in (large, 1 / large):
+        fitted = model.fit((scale * X).astype(dtype), y.astype(dtype))
+        np.testing.assert_allclose(fitted.coef_.astype(np.float64) * scale, weights, **close)
+        np.testing.assert_allclose(fitted.intercept_, intercept, **close)
+        fitted = model.fit(X.astype(dtype), (scale * y).astype(dtype))
+        np.testing.assert_allclose(fitted.coef_.astype(np.float64) / scale, weights, **close)
+        np.testing.assert_allclose(np.float64(fitted.intercept_) / scale, intercept, **close)
+        if dtype == "float32":  # in fp64 the errors themselves overflow
+            np.testing.assert_allclose(getattr(fitted, "errors_", 0) / scale**2, errors, rtol=1e-3)
+
+
+@pytest.mark.parametrize("regressor", REGRESSORS)
+def test_steps_for_targets_of_very_different_sizes(regressor: Any) -> None:
+    X, y, _ = data(30, 5)
+    sizes = np.array([1e-30, 1e9])
+    assert not regressor(0.2, solver="cg").fit(X, np.c_[y[:, 0], np.ones(30)]).coef_[1].any()
+    exact = regressor(0.2).fit(X, y).coef_
+    steps = regressor(0.2, solver="cg").fit(X.astype(np.float32), (y * sizes).astype(np.float32)).coef_
+    np.testing.assert_allclose(steps / sizes[:, None], exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_blocks_of_rows_add_up(weighted: bool) -> None:
+    X, y, s = data(2500, 3)
+    sample = _sample.Sample(X, y, s if weighted else None, centred=True)
+    whole_z, whole_t = sample.rows()
+    parts = [(part, z.copy(), t) for part, z, t in sample.blocks(elements=3 * 1100)]
+    assert [part for part, _, _ in parts] == [slice(0, 1100), slice(1100, 2200), slice(2200, 2500)]
+    np.testing.assert_array_equal(np.concatenate([z for _, z, _ in parts]), whole_z)
+    np.testing.assert_array_equal(np.concatenate([t for _, _, t in parts]), whole_t)
+    assert len(next(sample.blocks(elements=1))[1]) == 1024  # at least
+    gram = np.zeros((3, 3), order="F")
+    for _, z, _ in parts:
+        _sample.square(z.T, into=gram)
+    np.testing.assert_allclose(np.tril(gram), np.tril(whole_z.T @ whole_z))

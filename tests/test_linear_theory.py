@@ -1,5 +1,6 @@
 """The classifier under noise, condition numbers and margins, each against a computation of another kind."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -92,7 +93,7 @@ def test_it_finds_the_least_expected_loss(noise: str, features: int) -> None:
     assert excess("gaussian", 0.4) > 1e-4
 
 
-def test_copies_are_enough_for_the_weights() -> None:
+def test_copies_are_enough_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer rows than weights: what is learned under some draws holds under others."""
     X, y = blobs(20, 10, 3)
     fresh = ro.functional.rotation_out(torch.from_numpy(X).repeat(500, 1), 0.5, center=torch.from_numpy(X.mean(0)))
@@ -104,6 +105,11 @@ def test_copies_are_enough_for_the_weights() -> None:
     best = loss(2000)
     assert loss("auto") < 1.1 * best
     assert loss(2) > 2 * best
+    auto, given = (NoisyLogisticRegression(p=0.5, n_copies=n, random_state=0).fit(X, y) for n in ("auto", 150))
+    np.testing.assert_array_equal(auto.coef_, given.coef_)  # 100 rows for each of 10 × 3 weights
+    monkeypatch.setattr(_classification, "MOST", 1)
+    auto, given = (NoisyLogisticRegression(p=0.5, n_copies=n, random_state=0).fit(X, y) for n in ("auto", 1))
+    np.testing.assert_array_equal(auto.coef_, given.coef_)
 
 
 @pytest.mark.parametrize("noise", _classification.NOISES)
@@ -117,6 +123,11 @@ def test_the_seed_decides(noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not np.allclose(NoisyLogisticRegression(noise, 0.3, random_state=2).fit(X, y).coef_, first.coef_)
     monkeypatch.setattr(_classification, "HELD", 0)  # drawn again at every step
     np.testing.assert_array_equal(NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y).coef_, first.coef_)
+    monkeypatch.setattr(_classification, "TOGETHER", 1)  # one copy at a time
+    first = NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y)
+    monkeypatch.undo()
+    monkeypatch.setattr(_classification, "TOGETHER", X.size + 1)
+    np.testing.assert_array_equal(NoisyLogisticRegression(noise, 0.3, random_state=1).fit(X, y).coef_, first.coef_)
 
 
 def test_shift_and_scale_of_the_features_do_not_matter() -> None:
@@ -126,6 +137,10 @@ def test_shift_and_scale_of_the_features_do_not_matter() -> None:
     np.testing.assert_allclose(other.predict_proba(1e3 * X + 50), first.predict_proba(X), atol=1e-5)
     single = NoisyLogisticRegression(p=0.3, random_state=0).fit(X.astype(np.float32), y)
     np.testing.assert_allclose(single.predict_proba(X), first.predict_proba(X), atol=5e-3)
+    for scale, dtype in [(1e30, np.float32), (1e-30, np.float32), (1e200, np.float64), (1e-200, np.float64)]:
+        scaled = (scale * X).astype(dtype)  # their squares overflow or vanish
+        model = NoisyLogisticRegression(p=0.3, random_state=0).fit(scaled, y)
+        np.testing.assert_allclose(model.predict_proba(scaled), first.predict_proba(X), atol=5e-3)
 
 
 def test_labels_of_any_kind() -> None:
@@ -157,6 +172,7 @@ def test_wrong_data_and_too_few_steps() -> None:
         NoisyLogisticRegression().fit(np.eye(4), np.ones(4))
     with pytest.raises(ValueError, match=r"1 feature\(s\)"):
         NoisyLogisticRegression().fit(np.ones((4, 1)), [0, 1, 0, 1])
+    assert NoisyLogisticRegression("dropout").fit(np.arange(4.0)[:, None], [0, 0, 1, 1]).coef_ > 0, "one will do"
     X, y = blobs(60, 4, 3)
     with pytest.warns(ConvergenceWarning, match="L-BFGS stopped after 2 steps .* raise tol or max_iter = 2"):
         NoisyLogisticRegression(max_iter=2).fit(X, y)
@@ -169,6 +185,8 @@ def test_condition_numbers_are_those_of_the_matrices(intercept: bool) -> None:
     Z = X - X.mean(0) if intercept else X
     gram, lam = Z.T @ Z, 0.25
     found = condition_numbers(X, 0.2, fit_intercept=intercept)
+    far = condition_numbers(X * 1e170, 0.2, fit_intercept=intercept)
+    assert dataclasses.astuple(far) == pytest.approx(dataclasses.astuple(found))
     scaled = Z / np.linalg.norm(Z, axis=0)
     for ours, matrix in {
         found.none: gram,
@@ -251,6 +269,13 @@ def test_margin_angle_is_the_inverse_and_shrinks_with_width() -> None:
     assert margin_angle(0.8, 16) > margin_angle(0.2, 16)
 
 
+def test_angles_on_both_sides_of_the_boundary() -> None:
+    rows = np.random.default_rng(0).standard_normal((100, 7))
+    for row in rows:  # along w and against it, where rounding might leave the domain of arcsin
+        np.testing.assert_allclose(boundary_angle([row, -row], row), [math.pi / 2, -math.pi / 2], atol=1e-7)
+    np.testing.assert_allclose(boundary_angle([[1.0, 1.0], [1.0, -1.0]], [0.0, 2.0]), [math.pi / 4, -math.pi / 4])
+
+
 def test_wrong_angles_and_sizes() -> None:
     with pytest.raises(ValueError, match="angle must be in radians"):
         flip_probability(90, 0.5, 4)
@@ -258,14 +283,20 @@ def test_wrong_angles_and_sizes() -> None:
         flip_probability(0.1, 0.5, 5)
     with pytest.raises(ValueError, match="p must be positive"):
         margin_angle(0.0, 4)
-    with pytest.raises(ValueError, match="flips must be between 0 and ½"):
+    with pytest.raises(ValueError, match=r"flips must be between 0 and ½, got 0\.5"):
         margin_angle(0.5, 4, 0.5)
     with pytest.raises(ValueError, match=r"X must be \(n, D\) and coef \(D,\), got shapes"):
         boundary_angle([[1.0, 0.0]], [1.0])
     with pytest.raises(ValueError, match="rows of zeros"):
         boundary_angle([[0.0, 0.0]], [1.0, 1.0])
+    with pytest.raises(ValueError, match="must have no NaN"):
+        boundary_angle([[math.nan, 1.0]], [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"X must be \(n, D\) and coef \(D,\), got shapes \(2,\) and \(\)"):
+        boundary_angle([1.0, 0.0], 1.0)
     with pytest.raises(ValueError, match="features must be an integer, at least 2"):
         rotation_condition_bound(1, 0.5)
+    with pytest.raises(ValueError, match=r"1 feature\(s\)"):
+        condition_numbers([[1.0], [2.0]])
 
 
 def test_figures(tmp_path: Any) -> None:

@@ -100,6 +100,17 @@ def test_memory_format_is_kept(function: Function, layer: Layer) -> None:
         assert function(x, 0.3, dim=1, center=center).stride() == x.stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_about_a_mean_is_rounded_once(dtype: torch.dtype) -> None:
+    x, mean = torch.randn(64, 8).to(dtype), torch.full((8,), 7.3).to(dtype)
+    wide, narrow = (
+        centred_dropout(x.to(kind), 0.3, center=mean, generator=torch.Generator().manual_seed(0))
+        for kind in (torch.float32, dtype)
+    )
+    assert narrow.dtype == dtype
+    assert torch.equal(narrow, wide.to(dtype))
+
+
 def test_empty_batches_pass() -> None:
     for layer in LAYERS:
         assert layer(0.3, center="batch")(torch.ones(0, 4)).shape == (0, 4)

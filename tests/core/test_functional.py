@@ -173,11 +173,16 @@ def test_layouts_agree_for_the_same_draw() -> None:
         torch.testing.assert_close(rotate(x, rotation, dim=1), last)
 
 
+@pytest.mark.parametrize("backend", ["reference", "small", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_is_rounded_once(dtype: torch.dtype) -> None:
-    x = torch.randn(8, 16).to(dtype)
-    rotation = ro.sample_rotation(x.shape, 0.4)
-    assert torch.equal(rotate(x, rotation), rotate(x.float(), rotation).to(dtype))
+def test_low_precision_is_rounded_once(dtype: torch.dtype, backend: str) -> None:
+    for draw, shape, dim in ((ro.Draw(), (8, 16), 1), (STRUCTURED, (8, 16), 1), (MAPS, (3, 6, 4), 1)):
+        x = torch.randn(shape).to(dtype)
+        rotation = ro.sample_rotation(x.shape, 0.4, dim=dim, draw=draw)
+        for mean in (None, torch.randn(x.size(dim))):
+            turned = rotate(x, rotation, mean, dim=dim, backend=backend)
+            assert turned.dtype == dtype
+            assert torch.equal(turned, rotate(x.float(), rotation, mean, dim=dim, backend=backend).to(dtype))
 
 
 def test_the_draw_does_not_depend_on_the_dtype() -> None:
@@ -207,6 +212,15 @@ def test_padding_is_left_alone_and_not_averaged(center: str | None, content: flo
     torch.testing.assert_close(again[0, 2], disturbed[0, 2], equal_nan=True)
     (gradient,) = torch.autograd.grad(again[PADDED].sum(), disturbed)
     assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "small", "cpu"])
+def test_a_batch_of_padding_alone_has_gradients_too(backend: str) -> None:
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    y = rotation_out(x, 0.5, mask=torch.zeros(2, 3, dtype=torch.bool), center="batch", backend=backend)
+    assert torch.equal(y, x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, torch.ones_like(x))
 
 
 def rows_that_change(center: str | Tensor | None) -> int:

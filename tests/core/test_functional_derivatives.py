@@ -71,11 +71,12 @@ def test_forward_mode_in_the_angle_is_right_or_refused() -> None:
         torch.func.jvp(lambda t: turn(t, None), (tan,), (torch.ones(4),))
 
 
-def test_an_angle_can_be_learned() -> None:
+@pytest.mark.parametrize("backend", [None, "cpu"])
+def test_an_angle_can_be_learned(backend: str | None) -> None:
     theta = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
     x = torch.randn(2, 4, dtype=torch.float64)
     order = [2, 1, 0, 3]
-    assert gradcheck(lambda angle: rotate(x, ro.Rotation.from_permutation(order, angle)), theta)
+    assert gradcheck(lambda angle: rotate(x, ro.Rotation.from_permutation(order, angle), backend=backend), theta)
 
 
 def test_the_gradient_of_the_centred_form_is_that_of_plain_autograd() -> None:
@@ -124,25 +125,27 @@ def test_vmap_over_rotations_agrees_with_a_loop() -> None:
         torch.testing.assert_close(batched[i], rotate(x[i], ro.Rotation(tan[i], index, 6), mean[i]))
 
 
+@pytest.mark.parametrize("backend", [None, "cpu"])
 @pytest.mark.parametrize("center", [None, "batch"])
-def test_many_gradients_at_once(center: str | None) -> None:
+def test_many_gradients_at_once(center: str | None, backend: str | None) -> None:
     """``is_grads_batched``, which `torch.autograd.functional.jacobian` uses too."""
     x = torch.randn(3, 4, requires_grad=True)
 
     def turn(x: Tensor) -> Tensor:
-        return rotation_out(x, 0.3, center=center, generator=torch.Generator().manual_seed(0))
+        return rotation_out(x, 0.3, center=center, generator=torch.Generator().manual_seed(0), backend=backend)
 
     y = turn(x)
     (rows,) = torch.autograd.grad(y, x, torch.eye(12).view(12, 3, 4), is_grads_batched=True)
     torch.testing.assert_close(rows.view(3, 4, 3, 4), torch.autograd.functional.jacobian(turn, x))
 
 
+@pytest.mark.parametrize("backend", [None, "cpu"])
 @pytest.mark.parametrize("p", [1e-4, 0.2])
-def test_the_gradient_of_a_mean_is_not_lost_in_rounding(p: float) -> None:
+def test_the_gradient_of_a_mean_is_not_lost_in_rounding(p: float, backend: str | None) -> None:
     x, mean = torch.randn(64, 16, dtype=torch.bfloat16), torch.randn(16, requires_grad=True)
     rotation, weight = ro.sample_rotation((64, 16), p), torch.randn(64, 16, dtype=torch.bfloat16)
     found = [
-        torch.autograd.grad(rotate(x.to(kind), rotation, mean), mean, weight.to(kind))[0]
+        torch.autograd.grad(rotate(x.to(kind), rotation, mean, backend=backend), mean, weight.to(kind))[0]
         for kind in (torch.bfloat16, torch.float64)
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5 * p**0.5)

@@ -65,6 +65,18 @@ def test_unbatched_input_is_one_example(layer: Callable[..., nn.Module], shape: 
     y = layer(0.3)(x)
     assert y.shape == x.shape
     assert not torch.equal(y, x)
+    alone = layer(0.3, center=None)
+    torch.manual_seed(1)
+    y = alone(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(y, alone(x.unsqueeze(0))[0])
+
+
+def test_examples_of_vectors_are_along_the_first_axis() -> None:
+    x = torch.randn(3, 4, 6)
+    stretch = ro.RotationOut(0.5, pairing_per="example", angle_per="example")(x).norm(dim=-1) / x.norm(dim=-1)
+    torch.testing.assert_close(stretch, stretch[:, :1].expand(3, 4))
+    assert len(stretch[:, 0].unique()) == 3
 
 
 @each_layer
@@ -187,6 +199,7 @@ def test_strength_survives_the_meta_device() -> None:
 def test_torch_takes_it_for_a_dropout_layer() -> None:
     model = nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.3), ro.RotationOut2d(0.1))
     assert [module.p for module in model.modules() if isinstance(module, _DropoutNd)] == [0.3, 0.1]
+    assert not any(module.inplace for module in model if isinstance(module, _DropoutNd))
 
 
 def test_what_it_says_of_itself() -> None:
@@ -218,15 +231,19 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut(nn.Parameter(torch.tensor(0.5))), TypeError, "p must be a number, got Parameter"),
         (lambda: ro.RotationOut(preset="auhtors"), ValueError, "did you mean 'authors'"),
         (lambda: ro.RotationOut(law="gaussian"), ValueError, "law must be one of 'gaussian_tan'"),
-        (lambda: ro.RotationOut(center="mean"), ValueError, "center must be one of .*'running' or None, got"),
+        (
+            lambda: ro.RotationOut(center="mean"),
+            ValueError,
+            "center must be one of 'default', 'batch', 'running' or None",
+        ),
         (lambda: ro.RotationOut(center="running"), ValueError, "needs num_features"),
         (lambda: ro.RotationOut(center="running", num_features=1), ValueError, "num_features must be .* at least 2"),
-        (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\]"),
+        (lambda: ro.RotationOut(momentum=0.0), ValueError, r"momentum must be in \(0, 1\], got 0\.0"),
         (lambda: ro.RotationOut(0.9, law="gaussian_angle"), ValueError, "reaches λ = 1.85"),
         (lambda: ro.RotationOut2d(block_size=0), ValueError, "block_size must be an integer, at least 1"),
         (lambda: ro.RotationOut2d(block_size=3, coverage=2.0), ValueError, r"coverage must be in \(0, 1\]"),
         (lambda: ro.RotationOut2d(coverage=0.3), ValueError, "give block_size too"),
-        (lambda: ro.RotationOut(num_features=6), ValueError, "num_features is for center='running'"),
+        (lambda: ro.RotationOut(num_features=6), ValueError, "is for center='running', got it with center=None"),
         (lambda: ro.RotationOut(sync=True), ValueError, "center=None takes no mean"),
         (lambda: ro.RotationOut()([1.0, 2.0]), TypeError, "takes a tensor with a feature axis, got list; pass one"),
         (lambda: ro.RotationOut()(pack_sequence([torch.ones(3, 4)])), TypeError, "RotationOutSequence takes packed"),
@@ -279,7 +296,12 @@ MAP = torch.randn(2, 8, 4, 4)
             ValueError,
             r"takes \(N, C, L\) or \(C, L\), got 4 .*; use RotationOut2d for",
         ),
-        (lambda: ro.RotationOut3d()(MAP[0]), ValueError, r"takes \(N, C, D, H, W\)"),
+        (
+            lambda: ro.RotationOut3d()(MAP[0]),
+            ValueError,
+            r"takes \(N, C, D, H, W\) .* got 3 dimensions, \(.*\); use RotationOut1d for \(N, C, L\), or Rota",
+        ),
+        (lambda: ro.RotationOut2d()(MAP.unsqueeze(0)), ValueError, r"use RotationOut3d for \(N, C, D, H, W\), or Rota"),
         (lambda: ro.RotationOut2d()(MAP[:1, :, :1, :1]), ValueError, "more than one value per feature"),
         (
             lambda: ro.RotationOut(center="running", num_features=3)(MAP),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import rotationout as ro
 from rotationout.analysis.batchnorm import cross_norm_factor
 from rotationout.nn import norm
+from rotationout.nn.norm import expectation
 
 Z_LIMIT = 4.9
 SHAPES = {1: (12, 3), 2: (12, 3, 2, 4), 3: (12, 3, 2, 1, 3)}
@@ -302,6 +303,17 @@ def test_a_polynomial_is_fitted_on_the_host_whatever_the_defaults() -> None:
     module = module.to_empty(device="cpu")
     assert module.coefficients == norm.PolyBatchNorm1d(3, batch_size=11).coefficients
     assert norm.poly_coefficients.cache_info().misses == 1, "fitted once"
+    expectation.gauss_legendre.cache_clear()
+    with torch.inference_mode():
+        nodes, weights = expectation.gauss_legendre()
+    assert not nodes.is_inference()
+    assert not weights.is_inference()
+
+
+def test_eps_is_added_to_the_variance_before_the_polynomial() -> None:
+    layer = norm.PolyBatchNorm1d(2, eps=0.5, batch_size=8).eval()
+    x = torch.tensor([[1.0, -2.0]])
+    torch.testing.assert_close(layer(x), norm.f_poly(x / math.sqrt(1.5), 8))
 
 
 def test_what_it_says_of_itself() -> None:
@@ -319,15 +331,24 @@ def test_what_it_says_of_itself() -> None:
         (lambda: norm.CrossNorm1d(3)(torch.randn(0, 3)), ValueError, "leaves one of 0 examples"),
         (lambda: norm.CrossNorm1d(3)(torch.randn(2, 3, 3)), ValueError, "the batch needs at least 3 examples"),
         (lambda: norm.CrossNorm2d(3)(torch.randn(1, 3, 9, 9)), ValueError, "the batch needs at least 2 examples"),
-        (lambda: norm.CrossNorm2d(3)(torch.randn(5, 3, 0, 9)), ValueError, "of 0 value"),
+        (
+            lambda: norm.CrossNorm2d(3)(torch.randn(1, 3, 2, 2)),
+            ValueError,
+            r"1 examples of 4 value\(s\).*at least 2 ex",
+        ),
+        (lambda: norm.CrossNorm2d(3)(torch.randn(5, 3, 0, 9)), ValueError, "of 0 value.*: maps need at least one pos"),
         (lambda: norm.CrossNorm1d(3, ghost_batch=4)(torch.randn(16, 3)), ValueError, "a ghost batch needs at least 5"),
-        (lambda: norm.CrossNorm1d(3)(torch.randn(8, 4)), ValueError, "num_features = 3"),
+        (
+            lambda: norm.CrossNorm1d(3)(torch.randn(8, 4)),
+            ValueError,
+            r"CrossNorm1d has num_features = 3: .*\(N, 3, …\), got \(8, 4\)",
+        ),
         (lambda: norm.CrossNorm1d(3)(torch.ones(8, 3).long()), ValueError, "torch.int64"),
         (lambda: norm.CrossNorm2d(3)(torch.randn(8, 3)), ValueError, "expected 4D input"),
         (lambda: norm.GhostBatchNorm1d(3, ghost_batch=1), ValueError, "ghost_batch must be an integer, at least 2"),
         (lambda: norm.GhostBatchNorm1d(3, ghost_batch=8.0), TypeError, "ghost_batch must be an integer"),
         (lambda: norm.GhostBatchNorm1d(3)(torch.randn(1, 3)), ValueError, "more than 1 value per channel"),
-        (lambda: norm.PolyBatchNorm1d(3), ValueError, "needs batch_size"),
+        (lambda: norm.PolyBatchNorm1d(3), ValueError, "^PolyBatchNorm1d needs batch_size"),
         (lambda: norm.CrossNorm2d(3, batch_size=8), TypeError, "^CrossNorm2d: got an unexpected .*'batch_size'"),
         (lambda: norm.PolyBatchNorm3d(3, batch=8), TypeError, "^PolyBatchNorm3d: got an unexpected .*'batch'"),
         (lambda: norm.PolyBatchNorm1d(3, batch_size=1), ValueError, "at least 2"),
@@ -350,6 +371,13 @@ def test_the_fewest_examples_that_are_allowed() -> None:
     assert torch.isfinite(norm.CrossNorm1d(3)(torch.randn(5, 3))).all()
     assert torch.isfinite(norm.CrossNorm2d(3)(torch.randn(2, 3, 2, 2))).all()
     assert torch.isfinite(norm.CrossNorm1d(3, ghost_batch=5)(torch.randn(19, 3))).all()
+
+
+def test_the_variance_of_constants_is_not_negative_by_rounding() -> None:
+    for step in range(50):
+        layer = norm.CrossNorm1d(1, eps=1e-5 * 1.3**step, momentum=1.0)
+        layer(torch.ones(8, 1))
+        assert 0 <= layer.running_var.item() < 1e-5 * layer.eps
 
 
 def test_names_are_those_of_nn() -> None:

@@ -172,6 +172,9 @@ def test_polynomial_grows_to_its_limit_and_stays_there(size: int) -> None:
     assert (inside.diff() > 0).all()
     beyond = theory.f_poly(torch.tensor([-1e6, limit, 2 * limit, math.inf], dtype=torch.float64), size)
     torch.testing.assert_close(beyond, inside[-1] * torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
+    a1, a3, a5, a7 = coefficients
+    slope = a1 + 3 * a3 * limit**2 + 5 * a5 * limit**4 + 7 * a7 * limit**6
+    assert abs(slope) < 1e-10, "it is a turning point"
     assert beyond[1] < 1.08 * math.sqrt(size - 1), "no output of BatchNorm is larger than √(B − 1)"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.core.placed_networks import IMAGES, Block, Network, state
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import rotationout as ro
 
@@ -106,7 +106,9 @@ def test_the_feature_axis_follows_from_the_type_or_is_given() -> None:
     x = torch.rand(2, 4, 4, 6)
     scale = act(x).norm(dim=-1) / x.norm(dim=-1)
     torch.testing.assert_close(scale, scale[0, 0, 0].expand(2, 4, 4))
-    with pytest.raises(ValueError, match=r"takes maps of 4 dimensions, got 3"):
+    centred = ro.nn.GaussianDropout(0.2, center="batch")
+    assert [noise.dim for noise in ro.insert(nn.Sequential(nn.ReLU()), centred, after=nn.ReLU, dim=1).noises] == [1]
+    with pytest.raises(ValueError, match=r"RotationOut2d at '0' takes maps of 4 dimensions, got 3"):
         act(x[0])
 
 
@@ -124,6 +126,11 @@ def test_recurrent_modules(batch_first: bool) -> None:
     assert not torch.equal(y, still)
     packed, _ = lstm(pack_padded_sequence(x, torch.tensor([5, 4, 3, 3, 1]), batch_first=batch_first))
     assert isinstance(packed, PackedSequence)
+    torch.manual_seed(1)
+    y, _ = lstm(x)
+    torch.manual_seed(1)
+    packed, _ = lstm(pack_padded_sequence(x, torch.full((5,), 5), batch_first=batch_first))
+    torch.testing.assert_close(pad_packed_sequence(packed, batch_first=batch_first)[0], y)
     ro.remove(lstm)
     ro.insert(lstm, ro.RotationOut(0.5), before=nn.LSTM)
     assert not torch.equal(lstm(pack_padded_sequence(x, torch.full((5,), 5), batch_first=batch_first))[0].data, still)
@@ -242,4 +249,5 @@ def test_the_report_in_words() -> None:
     assert str(ro.insert(model, nn.Dropout(0.5), after=nn.Linear)) == (
         "2 placed\n  Dropout(p=0.5, inplace=False) after Linear: head.0, head.2"
     )
+    assert str(ro.insert(nn.ReLU(), nn.Dropout(0.5), after=nn.ReLU)).endswith("after ReLU: the model")
     assert "(also layer2.1.conv1)" in str(ro.insert(model, nn.Dropout(0.5), after=nn.Conv2d))

@@ -71,31 +71,54 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
             r"matches 7 modules, but within",
         ),
         (
+            lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, where=lambda name, module: False),
+            ValueError,
+            r"before matches 7 modules, but the predicate where leaves none of them: 'stem', ",
+        ),
+        (
+            lambda: ro.insert(Network(), MAPS, before=nn.Conv2d, within="head", where=lambda name, module: True),
+            ValueError,
+            r"but within='head' and the predicate where leaves none",
+        ),
+        (
             lambda: ro.insert(Network(), MAPS, before=nn.Linear),
             ValueError,
-            r"Linear has features on the last axis; use Ro",
+            r"Linear has features on the last axis; use RotationOut there",
         ),
-        (lambda: ro.insert(Network(), VECTORS, before=nn.Conv2d), ValueError, r"use RotationOut2d there"),
+        (
+            lambda: ro.insert(Network(), VECTORS, before=nn.Conv2d),
+            ValueError,
+            r"maps, with 2 axes after .* use RotationOut2d there",
+        ),
         (
             lambda: ro.insert(Network(), VECTORS, after=nn.ReLU),
             ValueError,
-            r"cannot be known from its type, ReLU: give it",
+            r"the feature axis after 'layer1\.0\.act' cannot be known from its type, ReLU: give it",
         ),
         (lambda: ro.insert(Network(), VECTORS, after=nn.ReLU, dim="last"), TypeError, r"dim must be an integer"),
         (twice, ValueError, r"a noise before 'head\.0' already; rotationout\.remove"),
         (
             lambda: ro.insert(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), VECTORS, before="x"),
             ValueError,
-            "whose code is fixed: change the model that it was made from",
+            "^the model is a TopLevelTracedModule, whose code is fixed: change the model that it was made from",
         ),
-        (lambda: ro.insert(torch.compile(Network()), VECTORS, before=nn.Linear), ValueError, r"compiled already"),
+        (
+            lambda: ro.insert(torch.compile(Network()), VECTORS, before=nn.Linear),
+            ValueError,
+            r"^the model is compiled alr",
+        ),
         (lambda: ro.insert(Network(), VECTORS), ValueError, r"say where"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", after="stem"), ValueError, r"not both"),
-        (lambda: ro.insert(Network(), VECTORS, before=Network()), TypeError, r"types of modules or patterns"),
+        (
+            lambda: ro.insert(Network(), VECTORS, before=Network()),
+            TypeError,
+            r"types of modules .*got an instance Network\(",
+        ),
+        (lambda: ro.insert(Network(), VECTORS, before=int), TypeError, r"types of modules .* got type <class 'int'>"),
         (lambda: ro.insert(Network(), VECTORS, before=[]), ValueError, r"before is empty"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", where="stem"), TypeError, r"where must be a function"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", within=[nn.Linear]), TypeError, r"within must be names"),
-        (lambda: ro.insert(Network(), 0.5, before=nn.Linear), TypeError, r"noise must be a module"),
+        (lambda: ro.insert(Network(), 0.5, before=nn.Linear), TypeError, r"noise must be a module, .*, got 0\.5$"),
         (
             lambda: ro.insert(Network(), ro.RotationOut, before=nn.Linear),
             TypeError,
@@ -109,24 +132,40 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
             ValueError,
             r"a container: choose the modules in it",
         ),
-        (lambda: ro.insert(nn.Sequential(), VECTORS, after=nn.Sequential), ValueError, r"empty nn\.Sequential"),
-        (lambda: ro.insert(OwnForward(nn.ReLU()), VECTORS, after=OwnForward), ValueError, r"a forward of its own"),
-        (lambda: ro.insert(nn.Embedding(5, 4), VECTORS, before=nn.Embedding), ValueError, r"takes indices"),
+        (
+            lambda: ro.insert(nn.Sequential(), VECTORS, after=nn.Sequential),
+            ValueError,
+            r"^the model is an empty nn\.Sequential: .*noise after$",
+        ),
+        (
+            lambda: ro.insert(OwnForward(nn.ReLU()), VECTORS, after=OwnForward),
+            ValueError,
+            r"^the model is a OwnForward, a nn\.Seq.* own",
+        ),
+        (
+            lambda: ro.insert(nn.Embedding(5, 4), VECTORS, before=nn.Embedding),
+            ValueError,
+            r"^the model is an Embedding, which takes i",
+        ),
         (lambda: ro.insert(nn.LSTMCell(4, 4), VECTORS, after=nn.LSTMCell), ValueError, r"is its state too"),
-        (lambda: ro.insert(nn.LSTM(4, 4), MAPS, after=nn.LSTM), TypeError, r"does not take features on the last axis"),
+        (
+            lambda: ro.insert(nn.LSTM(4, 4), MAPS, after=nn.LSTM),
+            TypeError,
+            r"noise at the model: .* not take features on the la",
+        ),
         (
             lambda: ro.insert(Network(), ro.RotationOut(center="running", num_features=8), before=nn.Linear),
             ValueError,
             r"num_features = 8 of RotationOut does not fit before 'head\.2', which has 16",
         ),
         (lambda: ro.insert_in_stages(nn.Linear(2, 2), MAPS), ValueError, r"are called layer1, layer2"),
-        (lambda: ro.insert_in_stages(Network(), MAPS, last=3), ValueError, r"the last 3 stages, but the model has 2"),
+        (lambda: ro.insert_in_stages(Network(), MAPS, last=3), ValueError, r"has 2: layer1, layer2$"),
         (lambda: ro.insert_in_stages(Network(), MAPS, last=0), ValueError, r"integer, at least 1, got 0"),
         (lambda: ro.insert_blocks(Network().layer1, linear=True), ValueError, r"are called layer1"),
         (
             lambda: ro.insert_blocks(Network(), ro.RotationOut2d(0.2)),
             TypeError,
-            "strength p, a number, .*_stages takes a noise",
+            r"strength p, a number, got RotationOut2d\(.*_stages takes a noise",
         ),
     ],
 )
@@ -146,6 +185,6 @@ def test_what_is_found_out_at_the_first_call() -> None:
         model(torch.ones(2, 4))
     model.eval()(torch.ones(2, 4))
     linear = nn.Sequential(nn.Identity())
-    ro.insert(linear, ro.RotationOut(0.5), after="0", dim=3)
-    with pytest.raises(ValueError, match=r"dim = 3 at '0' is out of range for \(2, 4\)"):
+    ro.insert(linear, ro.RotationOut(0.5), after="0", dim=2)
+    with pytest.raises(ValueError, match=r"dim = 2 at '0' is out of range for \(2, 4\)"):
         linear(torch.ones(2, 4))

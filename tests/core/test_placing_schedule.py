@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,7 +101,12 @@ def test_a_refused_schedule_leaves_the_given_p_alone() -> None:
         (lambda: ro.Schedule.constant([]), ValueError, "no noise to schedule"),
         (lambda: ro.Schedule.constant(0.5), TypeError, r"noises must be a model, .*got float 0\.5"),
         (lambda: ro.Schedule.constant([nn.Linear(2, 2)]), TypeError, "modules with a strength p"),
-        (lambda: ro.Schedule(ro.RotationOut(), 0.5), TypeError, "factor must be a function of the step"),
+        (
+            lambda: ro.Schedule.constant([SimpleNamespace(p=0.5)]),
+            TypeError,
+            r"modules with a strength p can be scheduled, got SimpleNamespace namespace\(p=0\.5\)",
+        ),
+        (lambda: ro.Schedule(ro.RotationOut(), 0.5), TypeError, r"factor must be a function .* got float 0\.5"),
         (lambda: ro.Schedule(ro.RotationOut(), lambda step: "a"), TypeError, "factor must be a number"),
         (lambda: ro.Schedule(ro.RotationOut(0.5), lambda step: 2.0), ValueError, r"p at step 0 .* got 1\.0"),
         (lambda: ro.Schedule.ramp(ro.RotationOut(), steps=0), ValueError, "steps must be an integer, at least 1"),
@@ -111,7 +117,7 @@ def test_a_refused_schedule_leaves_the_given_p_alone() -> None:
             ValueError,
             "state is of 2 noises, but this schedule has 1",
         ),
-        (lambda: ro.Schedule.constant(ro.RotationOut()).load_state_dict({"lr": 0}), ValueError, "that of a Schedule"),
+        (lambda: ro.Schedule.constant(ro.RotationOut()).load_state_dict({"lr": 0}), ValueError, "Schedule, .* got lr$"),
     ],
 )
 def test_bad_schedules(call: Callable[[], object], error: type[Exception], message: str) -> None:
@@ -178,11 +184,21 @@ def test_calls_stay_within_the_batch_size(batch_size: int, sizes: list[int]) -> 
     model.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     ro.predict_samples(model, x, 5, batch_size=batch_size)
     assert seen == sizes
+    for shared in (
+        network(pairing="permutation", pairing_per="batch"),
+        network(angle_per="batch"),
+        network(center="batch"),
+        nn.Sequential(ro.nn.GaussianDropout(0.5, center="batch")),
+    ):
+        seen.clear()
+        shared.eval().register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+        ro.predict_samples(shared, x, 5, batch_size=batch_size)
+        assert max(seen) <= min(batch_size, 6), "what a call shares would be the same in all samples of it"
     seen.clear()
-    shared = network(pairing="permutation", pairing_per="batch").eval()
-    shared.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
-    ro.predict_samples(shared, x, 5, batch_size=batch_size)
-    assert max(seen) <= min(batch_size, 6), "a draw that a call shares would be the same in all samples of it"
+    own = nn.Sequential(ro.nn.GaussianDropout(0.5))
+    own.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    ro.predict_samples(own, x, 5, batch_size=batch_size)
+    assert seen == sizes
 
 
 def test_samples_that_go_together_have_the_moments_of_single_ones() -> None:
@@ -209,6 +225,7 @@ def test_other_inputs_and_outputs() -> None:
     mean, _ = ro.predict_samples(model, inputs, 3, batch_size=2, output=lambda out: out["logits"])
     assert mean.shape == (3, 4)
     assert mean.dtype == torch.float32
+    assert ro.predict_samples(network(), torch.ones(3, 4), 2, batch_size=1).mean.shape == (3, 3)
     assert ro.predict_samples(model, (torch.ones(3, 4),), 3, output=lambda out: out["logits"]).std.shape == (3, 4)
 
 
@@ -221,6 +238,21 @@ def test_other_inputs_and_outputs() -> None:
         (lambda: ro.predict_samples(network(), (torch.ones(2), torch.ones(3)), 2), ValueError, r"of one size in all"),
         (lambda: ro.predict_samples(network(), "text", 2), ValueError, "no tensor"),
         (lambda: ro.predict_samples(Answers(), torch.ones(2, 4), 2), TypeError, r"got dict; pick it with output"),
+        (
+            lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, output=torch.fft.fft),
+            TypeError,
+            r"must return a real tensor .* 2 examples, got torch\.complex64 \(2, ",
+        ),
+        (
+            lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, output=lambda out: out[0]),
+            TypeError,
+            r"a row for each of its 2 examples, got torch\.float32 \(",
+        ),
+        (
+            lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, output=torch.sum),
+            TypeError,
+            r"a row for each of its 2 examples, got torch\.float32 \(\)",
+        ),
         (lambda: ro.predict_samples(nn.Linear(4, 4), torch.ones(2, 4), 2), ValueError, "no noise to sample"),
     ],
 )

@@ -1,5 +1,6 @@
 """Rotations in the place of Dropout: what is replaced, by what, and what is left alone."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -24,9 +25,9 @@ def test_spatial_dropout_becomes_the_map_rotation_of_equal_strength() -> None:
     assert left == {}
 
 
-def drop_block(package: str, **attributes: object) -> nn.Module:
+def drop_block(package: str, dims: int = 2, **attributes: object) -> nn.Module:
     """One of another package, as far as `swap` looks at it."""
-    module = type("DropBlock2d", (nn.Module,), {"__module__": f"{package}.drop"})()
+    module = type(f"DropBlock{dims}d", (nn.Module,), {"__module__": f"{package}.drop"})()
     for name, value in attributes.items():
         setattr(module, name, value)
     return module
@@ -54,6 +55,38 @@ def test_drop_block_becomes_a_rotation_in_blocks_of_equal_strength_over_the_map(
     assert energy.item() == pytest.approx(to_lam("dropout", share), rel=0.1)  # about 4 standard errors
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"p": 0.0, "block_size": 7}, "it is off"),
+        ({"drop_prob": 0.2, "block_size": 7, "gamma_scale": 0.0}, "it is off"),
+        ({"p": 1.0, "block_size": 7}, "it drops everything"),
+        ({"drop_prob": 0.2, "block_size": 7, "with_noise": True}, "it fills its blocks with noise"),
+    ],
+)
+def test_drop_block_without_a_rotation_of_equal_strength(options: dict[str, object], why: str) -> None:
+    noises, left = swapped(nn.Sequential(drop_block("timm", **options)))
+    assert noises == {}
+    assert left["0"].startswith(why)
+
+
+def test_volumes_and_the_device_of_the_model() -> None:
+    volumes = drop_block("torchvision", 3, p=0.1, block_size=3)
+    noises, _ = swapped(nn.Sequential(nn.Conv3d(3, 3, 1, device="meta"), volumes))
+    assert type(noises["1"]) is ro.RotationOut3d
+    assert noises["1"]._scale.is_meta
+
+
+def test_one_dropout_on_different_axes_stays() -> None:
+    drop = nn.Dropout(0.1)
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), drop), nn.Sequential(nn.Conv2d(4, 4, 1), drop), nn.Sequential(drop)
+    )
+    noises, left = swapped(model)
+    assert noises == {}
+    assert "the code does not say" in left["0.1"]
+
+
 def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3),
@@ -73,6 +106,74 @@ def test_dropout_in_a_sequential_is_replaced_where_a_neighbour_tells() -> None:
     noises, left = swapped(model, example_inputs=torch.randn(2, 3, 3, 3))
     assert {name: type(noise) for name, noise in noises.items()} == {"8": ro.RotationOut}
     assert "a layer of rotationout" in left["2"]
+
+
+class OwnForward(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("steps", "replaced"),
+    [
+        ([nn.Flatten(), nn.Dropout(0.1), nn.ReLU()], {"1": ro.RotationOut}),
+        ([nn.Flatten(2), nn.Dropout(0.1), nn.ReLU()], {}),  # a flattened map still is one
+        ([nn.Flatten(1, 2), nn.Dropout(0.1)], {}),
+        ([nn.Dropout(0.1), nn.Flatten()], {}),
+        ([nn.Dropout(0.1), nn.Conv2d(3, 3, 1)], {"0": ro.RotationOut2d}),
+        ([nn.Conv2d(3, 3, 1), nn.Dropout(0.1), nn.Linear(3, 3)], {}),  # the neighbours disagree
+        ([nn.Dropout(0.1), nn.Dropout(0.1)], {}),
+        ([OwnForward(nn.Linear(3, 3), nn.Dropout(0.1))], {}),  # which may run its steps in any order
+        ([nn.Linear(3, 3), nn.Softmax(-1), nn.Dropout(0.1)], {}),
+    ],
+)
+def test_neighbours_in_a_sequential(steps: list[nn.Module], replaced: dict[str, type[nn.Module]]) -> None:
+    noises, _ = swapped(nn.Sequential(*copy.deepcopy(steps)))
+    assert {name: type(noise) for name, noise in noises.items()} == replaced
+
+
+class Block(nn.Module):
+    """A module of one's own, whose code `swap` does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.drop(x).mT).mT
+
+
+def test_the_code_of_a_module_of_ones_own_says_nothing() -> None:
+    noises, left = swapped(Block())
+    assert noises == {}
+    assert left["drop"] == "the code does not say on which axis its features are; example_inputs would tell"
+    known = type("Block", (Block,), {"__module__": "timm.layers"})()
+    assert list(swapped(known)[0]) == ["drop"]
+
+
+class Recurrent(nn.Module):
+    """Dropout after a tuple, beyond an activation, on masked attention, and before a module called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.after, self.act, self.beyond = nn.Dropout(0.1), nn.GELU(), nn.Dropout(0.1)
+        self.weights = nn.Dropout(0.1)
+        self.named, self.read = nn.Dropout(0.1), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.beyond(self.act(self.after(self.lstm(x)[0])))
+        x = x + self.read(input=self.named(input=x.cos()))
+        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        return self.weights((x @ x.mT).masked_fill(later, -torch.inf).softmax(-1)) @ x.sin()
+
+
+def test_example_inputs_tell_through_tuples_and_activations() -> None:
+    noises, left = swapped(Recurrent(), example_inputs=torch.randn(2, 3, 4))
+    assert {name: type(noise) for name, noise in noises.items()} == dict.fromkeys(
+        ("after", "beyond", "named"), ro.RotationOut
+    )
+    assert "attention weights" in left["weights"], "weights that are zero count too"
 
 
 class Model(nn.Module):
@@ -111,6 +212,7 @@ def test_example_inputs_tell_by_what_comes_before_and_after() -> None:
         "turned": ro.RotationOut,
     }
     assert model.tokens is model.again is noises["tokens"]
+    assert str(ro.swap(Model(), example_inputs=torch.randn(2, 4, 6))).count("tokens (also again)") == 1
     assert "attention weights" in left["weights"]
     assert "not called" in left["unused"]
     assert "different axes" in left["both"]
@@ -134,6 +236,9 @@ def test_torchs_own_transformer_and_dropout_that_is_an_argument() -> None:
     assert all(type(noise) is ro.RotationOut for noise in noises.values())
     assert left["0.self_attn"] == left["1.multihead_attn"] == "it is on attention weights"
     assert "NoisyLSTM" in left["2"]
+    words = str(ro.swap(copy.deepcopy(model)))
+    assert "(MultiheadAttention, dropout=0.1)" in words
+    assert "2 (LSTM, dropout=0.3): it is between" in words
     assert model[0].self_attn.dropout == 0.1
     assert "3" not in left
 
@@ -203,6 +308,11 @@ def test_attention_by_the_name_of_the_class_unless_seen_to_be_none() -> None:
             lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), p=0.1),
             TypeError,
             "takes the p of the Dropout that it repl",
+        ),
+        (
+            lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), block_size=3),
+            TypeError,
+            "swap has no choice block_size; those of RotationOut are angle_per",
         ),
         (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),
     ],

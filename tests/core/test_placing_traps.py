@@ -24,6 +24,24 @@ def test_noises_in_a_sequential_are_checked_and_sampled() -> None:
     both = nn.Sequential(ro.RotationOut(0.3), ro.nn.GaussianDropout(0.3, center="batch"))
     with pytest.raises(ValueError, match="dim cannot serve all noises"):
         ro.insert(maps, both, after=nn.Conv2d, dim=1)
+    ro.insert(maps, nn.Sequential(nn.Dropout(0.1), ro.nn.GaussianDropout(0.3)), after=nn.Conv2d)  # on any axis
+    turning = nn.Sequential(nn.Dropout(0.0), ro.RotationOut(0.5, angle_per="batch"))
+    ro.insert(maps, turning, after=nn.ReLU, dim=1)
+    x = torch.randn(2, 3, 5, 5)
+    maps[0].eval()
+    still = maps[1].eval()(maps[0](x))
+    scale = maps[1].train()(maps[0](x)).norm(dim=1) / still.norm(dim=1)
+    torch.testing.assert_close(scale, scale[0, 0, 0].expand_as(scale), msg="every feature vector turns by one angle")
+
+
+def test_noise_on_the_side_of_a_module_where_it_makes_sense() -> None:
+    cell = nn.LSTMCell(4, 6)
+    ro.insert(cell, ro.RotationOut(0.5), before=nn.LSTMCell)
+    x = torch.randn(3, 4)
+    assert not torch.equal(cell(x)[0], cell.eval()(x)[0])
+    table = nn.Embedding(5, 4)
+    ro.insert(table, ro.RotationOut(0.5), after=nn.Embedding)
+    assert not torch.equal(table(torch.arange(5)), table.weight)
 
 
 class Doubling(nn.Module):
@@ -60,6 +78,24 @@ def test_a_module_that_calls_all_its_children(side: str) -> None:
     ro.insert(model, ro.RotationOut(0.5), **{side: Loop}, dim=-1)
     assert not torch.equal(model(x), expected)
     assert torch.equal(model.eval()(x), expected)
+
+
+class Begun(Loop):
+    """Reads the weights of its children where it is made, and nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.eye_(self.one.weight)
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.two.weight)
+
+    def tie_weights(self) -> None:
+        self.two.weight = self.one.weight
+
+
+def test_weights_that_are_read_only_where_they_are_set() -> None:
+    assert len(ro.insert(nn.Sequential(Begun()), ro.RotationOut(0.5), before=nn.Linear)) == 2
 
 
 class Fused(nn.Sequential):
@@ -161,11 +197,12 @@ def test_swap_leaves_weights_hooks_and_inserted_noises_alone() -> None:
     assert len(report) == 0
     assert "attention weights" in str(report)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 4))
-    ro.insert(model, ro.nn.GaussianDropout(0.3), after="1")
-    report = ro.swap(model)
-    assert len(report) == 0
-    assert "it has hooks" in str(report)
-    assert len(ro.remove(model)) == 1
+    for side in ("before", "after"):
+        ro.insert(model, ro.nn.GaussianDropout(0.3), **{side: "1"})
+        report = ro.swap(model)
+        assert len(report) == 0
+        assert "it has hooks" in str(report)
+        assert len(ro.remove(model)) == 1
     with pytest.raises(TypeError, match="swap has no choice block_size"):
         ro.swap(model, block_size=5)
 

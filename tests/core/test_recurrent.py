@@ -223,6 +223,10 @@ def test_noises_that_know_no_sequences_get_packed_rows() -> None:
     assert torch.equal(stack.input_noise.seen[0], packed.data)
 
 
+def test_what_a_stack_says_of_itself() -> None:
+    assert NoisyLSTM(C, H, 2).extra_repr() == "5, 7, num_layers=2"
+
+
 def test_several_noises_one_after_the_other() -> None:
     noises = nn.Sequential(nn.Dropout(0.2), nn.Sequential(LockedDropout(0.3), Spy()))
     stack = NoisyLSTM(C, H, 2, batch_first=True, layer_noise=noises)
@@ -231,7 +235,13 @@ def test_several_noises_one_after_the_other() -> None:
     dropout, (locked, spy) = stack.layer_noises[0]
     assert locked.batch_first
     assert spy.seen[0].shape == (packed.data.size(0), H)
-    dropout.p = locked.p = 0.0
+    dropout.p = 0.0
+    stack(packed)
+    kept, lengths = pad_packed_sequence(PackedSequence(spy.seen[1] != 0, *packed[1:]), batch_first=True)
+    for row, length in zip(kept, lengths, strict=True):
+        assert torch.equal(row[:length], row[:1].expand(int(length), H)), "a mask is held over time"
+    assert len(kept[:, 0].unique(dim=0)) > 1
+    locked.p = 0.0
     torch.manual_seed(1)
     output, _ = stack(packed)
     torch.manual_seed(1)
@@ -338,12 +348,12 @@ X = torch.randn(T, N, C)
         (
             lambda: NoisyGRU(C, H, input_noise=RotationOut(0.3, pairing_per="example")),
             TypeError,
-            "first axis to be that of examples; use RotationOutSequence",
+            "RotationOut takes the first axis to be that of examples; use RotationOutSequence",
         ),
         (
             lambda: NoisyGRU(C, H, input_noise=nn.ModuleList([LockedDropout(0.3)])),
             TypeError,
-            "ModuleList contains a noise on sequences",
+            "input_noise: ModuleList contains a noise on sequences",
         ),
         (lambda: NoisyGRU(C, H, layer_noise=0.3), TypeError, "layer_noise must be a module, .* got 0.3"),
         (
@@ -351,6 +361,8 @@ X = torch.randn(T, N, C)
             UserWarning,
             "layer_noise is between layers, but num_layers is 1: it will never act",
         ),
+        (lambda: NoisyLSTM(0, H), ValueError, "input_size must be an integer, at least 1, got 0"),
+        (lambda: NoisyLSTM(C, 0), ValueError, "hidden_size must be an integer, at least 1, got 0"),
         (lambda: NoisyLSTM.from_module(nn.GRU(C, H)), TypeError, "NoisyLSTM is made from a nn.LSTM, got GRU"),
         (
             lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None),

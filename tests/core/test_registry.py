@@ -66,7 +66,7 @@ def test_options_reach_the_layer() -> None:
         (lambda: ro.noise("shake-shack", 0.2), ValueError, "did you mean 'shake-shake'"),
         (lambda: ro.noise("stochastic_dept", 0.2), ValueError, "did you mean 'droppath'"),
         (lambda: ro.noise("xyzzy", 0.2), ValueError, "no noise 'xyzzy'. The kinds are none, dropout"),
-        (lambda: ro.noise(nn.Dropout, 0.2), TypeError, "kind must be the name of a noise, got type"),
+        (lambda: ro.noise(nn.Dropout, 0.2), TypeError, "name of a noise, got type <class 'torch.nn"),
         (lambda: ro.noise("dropout", 1.0), ValueError, "p is a drop probability"),
         (lambda: ro.noise("none", "0.5"), TypeError, "p must be a number"),
         (
@@ -78,12 +78,18 @@ def test_options_reach_the_layer() -> None:
         (lambda: ro.noise("rotation2d", 0.2, dims=3), ValueError, "'rotation2d' is 'rotation' with dims=2, got dims=3"),
         (lambda: ro.noise("rotation", 0.2, block_size=3), ValueError, "needs axes after the feature axis"),
         (lambda: ro.noise("rotation", 0.2, dims=4), ValueError, "dims, .*, must be 0, 1, 2 or 3 here, got 4"),
+        (lambda: ro.noise("none", 0.2, dims=4), ValueError, "must be 0, 1, 2 or 3 here, got 4"),
+        (lambda: ro.noise("droppath", 0.2, dims=4), ValueError, "must be 0, 1, 2 or 3 here, got 4"),
         (lambda: ro.noise("cutout", 0.2, dims=3), ValueError, "must be 2 here, got 3"),
-        (lambda: ro.noise("uout", 0.2, dim=1, dims=2), ValueError, "both say where the features are"),
+        (lambda: ro.noise("uout", 0.2, dim=1, dims=2), ValueError, "dim = 1 and dims = 2 both say where"),
         (lambda: ro.noise("uout", 0.2, center="mean"), ValueError, "center must be one of"),
         (lambda: ro.noise("dropout", 0.2, num_features=3), ValueError, "num_features needs Dropout about a mean"),
         (lambda: ro.noise("weight-drop", 0.2), TypeError, "noise 'weight-drop' needs the option module"),
-        (lambda: ro.noise("dropblock", 0.2, block_size=4), ValueError, "block_size must be an odd integer"),
+        (
+            lambda: ro.noise("dropblock", 0.2, block_size=4),
+            ValueError,
+            "odd integer for torchvision's DropBlock, got 4",
+        ),
         (lambda: ro.noise("droppath", 0.2, dims=True), TypeError, "dims, .*, must be an integer, got bool"),
         (lambda: ro.noise("shake-shake", 0.5), ValueError, "at most 0.25"),
     ],
@@ -125,3 +131,5 @@ def test_the_table_says_what_p_means_for_every_kind() -> None:
     for name, kind in KINDS.items():
         assert f"{name}: {kind.summary}\n    strength: {kind.strength}\n    options: {next(iter(kind.options))}" in text
         assert kind.strength.startswith("exact") == kind.matched
+    assert "options: dims=2, block_size=7\n" in text
+    assert "options: module\n" in text, "what must be given has no default"

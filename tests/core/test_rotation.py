@@ -8,6 +8,8 @@ import torch
 import rotationout as ro
 from rotationout import pairing
 from rotationout.functional import rotate
+from rotationout.rotation import tan_of_uniform
+from rotationout.strength import ANGLE_LIMIT
 
 
 def test_the_matrix_of_appendix_a1() -> None:
@@ -120,6 +122,8 @@ def test_the_smallest_integer_type_is_kept() -> None:
     assert ro.sample_rotation((2, 127), 0.2).index.min() >= -127
     assert ro.sample_rotation((2, 128), 0.2).index.dtype == torch.int16
     assert ro.sample_rotation((1, 40_000), 0.2).index.dtype == torch.int32
+    for features, dtype in ((64, torch.int8), (128, torch.int16), (40_000, torch.int32)):
+        assert ro.sample_rotation((2, features), 0.2, draw=ro.Draw(pairing="structured")).index.dtype == dtype
 
 
 def test_turning_there_and_back() -> None:
@@ -131,9 +135,13 @@ def test_turning_there_and_back() -> None:
 
 def test_moving_a_rotation() -> None:
     for name in ("permutation", "structured"):
-        rotation = ro.sample_rotation((4, 6), 0.2, draw=ro.Draw(pairing=name)).to("cpu")
+        drawn = ro.sample_rotation((4, 6), 0.2, draw=ro.Draw(pairing=name))
+        rotation = drawn.to("cpu")
         assert rotation.tan.device.type == "cpu"
         assert "features=6" in repr(rotation)
+        assert torch.equal(rotation.matrix(), drawn.matrix())
+        moved = drawn.to("meta")
+        assert all(part is None or part.is_meta for part in (moved.tan, moved.index, moved.seed))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +149,10 @@ def test_moving_a_rotation() -> None:
     [
         ([0, 1, 1, 3], ValueError, "each of 0 … 3 once"),
         ([1, 2, 3, 4], ValueError, "counted from 0"),
-        ([0], ValueError, "at least 2 features"),
-        ([0.0, 1.0], TypeError, "integers"),
+        ([0], ValueError, "at least 2 features, got 1"),
+        ([0.0, 1.0], TypeError, r"integers .*got \[0\.0, 1\.0\]"),
+        ([False, True], TypeError, "integers along its last axis"),
+        ([0j, 1 + 0j], TypeError, "integers along its last axis"),
         (3, TypeError, "integers along its last axis"),
         ("01", TypeError, "integers along its last axis, got '01'"),
         ([[0, 1], [0]], TypeError, "integers along its last axis"),
@@ -155,7 +165,7 @@ def test_bad_permutations(permutation: object, error: type[Exception], message: 
 
 @pytest.mark.parametrize("theta", [math.pi / 2, -2.0, math.nan])
 def test_bad_angles(theta: float) -> None:
-    with pytest.raises(ValueError, match="strictly between"):
+    with pytest.raises(ValueError, match=rf"strictly between .* got {theta!r}"):
         ro.Rotation.from_permutation([0, 1], theta)
 
 
@@ -176,6 +186,8 @@ def test_bad_arguments_of_sample_rotation() -> None:
         ro.sample_rotation((4, 1), 0.2)
     with pytest.raises(TypeError, match=r"shape must be that of a tensor, e\.g\. \(32, 64\), got int 6"):
         ro.sample_rotation(6, 0.2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"shape must be that of a tensor, .* got str '46'"):
+        ro.sample_rotation("46", 0.2)
     with pytest.raises(TypeError, match=r"shape\[0\] must be an integer, at least 0, got float 4\.7"):
         ro.sample_rotation((4.7, 6), 0.2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, .* got int 3"):
@@ -194,3 +206,27 @@ def test_bad_arguments_of_sample_rotation() -> None:
         ro.sample_rotation((4, 6), 1.0)
     with pytest.raises(ValueError, match=r"theta of shape \(3,\) does not broadcast with the leading shape \(2,\)"):
         ro.Rotation.from_permutation([[0, 1], [1, 0]], torch.zeros(3))
+
+
+def test_angles_and_pairings_broadcast() -> None:
+    rotation = ro.Rotation.from_permutation(torch.tensor([[[0, 1], [1, 0]]]), torch.tensor([[0.1], [0.2], [0.3]]))
+    assert rotation.leading_shape == (3, 2)
+    torch.testing.assert_close(rotation.matrix()[2, 1], torch.tensor([[1.0, -math.tan(0.3)], [math.tan(0.3), 1.0]]))
+    assert ro.Rotation.from_permutation([[0, 1], [1, 0]], 0.1).leading_shape == (2,)
+    assert ro.Rotation.from_permutation([0, 1], 1.57).theta.item() == pytest.approx(1.57)
+    assert ro.Rotation.from_permutation([0, 1], 1).tan.item() == pytest.approx(math.tan(1))
+
+
+def test_what_a_rotation_says_of_itself() -> None:
+    table = ro.sample_rotation((4, 6), 0.2)
+    assert repr(table) == "Rotation(features=6, leading_shape=(4,), pairing='table')"
+    structured = ro.sample_rotation((4, 6), 0.2, draw=ro.Draw(pairing="structured"))
+    assert repr(structured) == "Rotation(features=6, leading_shape=(4,), pairing='structured')"
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.3, 5.0])
+def test_a_gaussian_angle_is_finite_at_the_ends_of_the_uniform_numbers(sigma: float) -> None:
+    ends = tan_of_uniform(torch.tensor([-1.0, 1.0]), "gaussian_angle", sigma)
+    assert torch.isfinite(ends).all()
+    limit = math.tan(min(ANGLE_LIMIT, 5.4 * sigma))  # beyond 5.4 σ lies one number in 2²⁴
+    torch.testing.assert_close(ends, torch.tensor([-limit, limit]), rtol=0.05, atol=0)

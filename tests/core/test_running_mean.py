@@ -30,10 +30,11 @@ def test_running_mean_is_tracked_saved_and_used_before_it_is_updated() -> None:
 
 def test_running_mean_on_maps_ignores_padding() -> None:
     module = ro.RotationOut1d(0.5, center="running", num_features=4, momentum=1.0)
-    x = torch.randn(3, 4, 5)
+    x = torch.randn(3, 4, 5, requires_grad=True)
     mask = torch.rand(3, 5) < 0.6
     module(x, mask=mask)
-    torch.testing.assert_close(module.running_mean, x.movedim(1, -1)[mask].mean(0))
+    torch.testing.assert_close(module.running_mean, x.detach().movedim(1, -1)[mask].mean(0))
+    assert not module.running_mean.requires_grad, "it would keep the graphs of all batches"
 
 
 def test_a_batch_of_padding_leaves_the_running_mean_alone() -> None:

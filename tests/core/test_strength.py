@@ -14,6 +14,14 @@ def test_round_trip(kind: str, lam: float) -> None:
     assert strength.to_lam(kind, strength.from_lam(kind, lam)) == pytest.approx(lam, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.parametrize("bound", [1e-5, 9.99e-4, 1.01e-3])
+def test_a_small_uniform_angle_by_its_series(bound: float) -> None:
+    """tan Θ / Θ − 1 = Θ²/3 + 2Θ⁴/15 + 17Θ⁶/315 + …; the difference itself loses digits as Θ falls."""
+    expected = bound**2 / 3 + 2 * bound**4 / 15 + 17 * bound**6 / 315
+    close = pytest.approx(expected, rel=1e-9 if bound > 1e-3 else 1e-11, abs=0)
+    assert strength.to_lam("uniform_angle", bound) == close
+
+
 @pytest.mark.parametrize(("lam", "degrees"), [(1 / 9, 31.1), (1 / 4, 43.5), (3 / 7, 52.8), (2 / 3, 60.3), (1.0, 66.8)])
 def test_uniform_angle_of_the_table_in_the_paper(lam: float, degrees: float) -> None:
     assert math.degrees(strength.from_lam("uniform_angle", lam)) == pytest.approx(degrees, abs=0.05)
@@ -38,12 +46,12 @@ def test_uout_is_its_variance() -> None:
 
 @pytest.mark.parametrize("bound", [math.pi / 2, 1.6, 3.0])
 def test_infinite_variance_is_refused(bound: float) -> None:
-    with pytest.raises(ValueError, match=r"infinite.*less than π/2"):
+    with pytest.raises(ValueError, match=rf"infinite for θ uniform on ±{bound:.6g}: .*less than π/2 = 1\.5708"):
         strength.to_lam("uniform_angle", bound)
 
 
 def test_a_strength_out_of_reach_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'gaussian_angle'.*reaches λ = 1\.85.*asked for λ = 9"):
+    with pytest.raises(ValueError, match=r"'gaussian_angle'.*reaches λ = 1\.851 \(p = 0\.6493\).*asked for λ = 9"):
         strength.convert(0.9, "dropout", "gaussian_angle")
 
 
@@ -74,13 +82,13 @@ def test_an_array_is_no_rate() -> None:
 
 @pytest.mark.parametrize("lam", [-1.0, math.inf, math.nan])
 def test_bad_lam(lam: float) -> None:
-    with pytest.raises(ValueError, match="lam must be finite and not negative"):
+    with pytest.raises(ValueError, match=f"lam must be finite and not negative, got {lam!r}"):
         strength.from_lam("dropout", lam)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
 def test_bad_parameter(value: float) -> None:
-    with pytest.raises(ValueError, match="'gaussian' must be finite and not negative"):
+    with pytest.raises(ValueError, match=f"'gaussian' must be finite and not negative, got {value!r}"):
         strength.to_lam("gaussian", value)
 
 
@@ -89,10 +97,15 @@ def test_unknown_kind_suggests_the_nearest() -> None:
         strength.to_lam("gauss", 0.1)
     with pytest.raises(ValueError, match="did you mean 'uniform_angle'"):
         strength.to_lam("uniform_angel", 0.1)
+    with pytest.raises(ValueError, match="got 'uni'; did you mean 'uniform_tan'"):
+        strength.to_lam("uni", 0.1)
+    with pytest.raises(ValueError, match=r"'gaussian_angle', got ''$"):
+        strength.to_lam("", 0.1)
 
 
 def test_what_cannot_be_represented_is_refused() -> None:
-    with pytest.raises(ValueError, match="too large"):
-        strength.from_lam("dropout", 1e300)
-    with pytest.raises(ValueError, match="too large"):
+    for kind in ("dropout", "uniform_angle"):
+        with pytest.raises(ValueError, match=f"1e\\+300 is too large: no parameter of '{kind}'"):
+            strength.from_lam(kind, 1e300)
+    with pytest.raises(ValueError, match=r"'gaussian' is too large: λ would be infinite at 1e\+200"):
         strength.to_lam("gaussian", 1e200)

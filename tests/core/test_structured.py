@@ -48,6 +48,18 @@ def test_cutout_keeps_dtype_and_memory_format_and_takes_single_images() -> None:
     assert y.dtype == torch.uint8
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert (ro.nn.Cutout(0.25)(x[0]) == 0).any()
+    for shape in ((0, 2, 6, 6), (3, 2, 0, 6), (3, 2, 6, 0)):
+        assert cutout(torch.ones(shape), 0.25).shape == shape
+
+
+def test_functions_that_are_off() -> None:
+    x, y = torch.randn(3, 2, 6, 6), torch.randn(3, 2, 6, 6)
+    assert cutout(x, 0.25, training=False) is x
+    assert cutout(x, 0.0) is x
+    even = x * 0.5 + y * 0.5
+    assert torch.equal(shake_shake(x, y, training=False), even)
+    assert torch.equal(shake_shake(x, y, 0.0), even)
+    assert not torch.allclose(shake_shake(x, y, 0.01), even)
 
 
 def test_cutout_keeps_a_mask_and_no_more_for_backward() -> None:
@@ -114,6 +126,9 @@ def test_shake_shake_keeps_weights_and_no_more_for_backward() -> None:
         (lambda: setattr(ro.nn.ShakeShake(0.1), "p", 0.3), ValueError, "p must be at most 0.25"),
         (lambda: ro.nn.ShakeShake(per="row"), ValueError, "per must be one of 'example', 'batch'"),
         (lambda: ro.nn.ShakeShake(backward="shaky"), ValueError, "did you mean 'shake'"),
+        (lambda: shake_shake(torch.ones(2), torch.ones(2), per="row"), ValueError, "per must be one of 'example', 'ba"),
+        (lambda: shake_shake(torch.ones(2), torch.ones(2), backward="shaky"), ValueError, "did you mean 'shake'"),
+        (lambda: shake_shake(torch.tensor(1.0), torch.tensor(1.0)), TypeError, r"\(N, …\), got torch.float32 \(\)"),
         (lambda: shake_shake(torch.ones(2, 3), torch.ones(2, 4)), ValueError, "the same shape and dtype"),
         (lambda: shake_shake(torch.ones(2), torch.ones(2).double()), ValueError, "the same shape and dtype"),
         (lambda: shake_shake(torch.ones(2), 1.0), TypeError, "second must be the output of a branch"),

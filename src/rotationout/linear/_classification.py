@@ -111,8 +111,10 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
         mean = X.mean(0) if self.fit_intercept else np.zeros(X.shape[1], X.dtype)
         features = torch.from_numpy(np.subtract(X, mean, order="C"))
-        scale = features.square().mean().sqrt().item() or 1.0
-        features /= scale
+        largest = features.abs().max().item() or 1.0  # first, as squares of the features might overflow or vanish
+        features /= largest
+        common = features.square().mean().sqrt().item() or 1.0
+        features /= common
         if copies == "auto":
             enough = max(8, math.ceil(100 * X.shape[1] * len(self.classes_) / len(X)))
             copies = max(1, min(enough, MOST // X.size))
@@ -133,7 +135,7 @@ class NoisyLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[m
         weight, bias = loss.split(found.x)
         if len(self.classes_) == 2:
             weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
-        self.coef_ = weight / scale
+        self.coef_ = weight / common / largest
         self.intercept_ = bias - self.coef_ @ mean
         return self
 

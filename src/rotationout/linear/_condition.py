@@ -11,7 +11,7 @@ from scipy.linalg import eigvalsh
 from sklearn.utils import check_array
 
 from .. import strength
-from ._sample import Array, Sample
+from ._sample import Array, Sample, near_one
 
 __all__ = ["ConditionNumbers", "condition_numbers", "rotation_condition_bound"]
 
@@ -57,7 +57,7 @@ def condition_numbers(X: Any, p: float = 0.5, *, fit_intercept: bool = True) -> 
     (True, True, 3.0)
     """
     lam = strength.to_lam("dropout", p)
-    X = check_array(X, dtype=np.float64, ensure_min_features=2)
+    X, _ = near_one(check_array(X, dtype=np.float64, ensure_min_features=2))
     sample = Sample(X, np.zeros((len(X), 1)), None, centred=fit_intercept)
     gram = sample.moments()[0]
     gram = np.tril(gram) + np.tril(gram, -1).T

@@ -42,7 +42,7 @@ def boundary_angle(X: Any, coef: Any) -> Array:
         raise ValueError(f"X must be (n, D) and coef (D,), got shapes {rows.shape} and {weights.shape}")
     lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(weights)
     if not (lengths > 0).all():
-        raise ValueError("X and coef must not have rows of zeros, which have no direction")
+        raise ValueError("X and coef must have no NaN and no rows of zeros, which have no direction")
     return np.asarray(np.arcsin(np.clip(rows @ weights / lengths, -1, 1)))
 
 

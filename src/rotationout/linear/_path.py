@@ -124,14 +124,17 @@ def fold_errors(
 ) -> Array:
     """The mean squared error, weighted, on the test rows of all folds, for every λ: one decomposition for each fold."""
     squares, total = np.zeros(len(lams)), 0.0
+    weights = np.ones(len(sample.x)) if sample.weight is None else sample.weight
     for train, test in folds:
-        if sample.weight is not None and not sample.weight[train].any():
-            raise ValueError("cv has a training fold whose rows all have sample_weight 0; choose other folds")
+        if not weights[train].any():
+            raise ValueError("cv has a training fold without rows of positive sample_weight; choose other folds")
         spectrum = Spectrum(sample.take(train), noise)
-        weight = np.ones(len(sample.x[test])) if sample.weight is None else sample.weight[test]
+        weight = weights[test]
         errors = spectrum.predict(sample.x[test], lams) - sample.y[test]
         squares += np.einsum("n,lnk->l", weight, errors**2)
         total += float(weight.sum())
+    if total == 0:
+        raise ValueError("cv has no test rows of positive sample_weight; choose other folds")
     return np.asarray(squares / (total * sample.y.shape[1]))
 
 

@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from .. import strength
 from . import _solve
-from ._sample import Array, Sample
+from ._sample import Array, Sample, near_one
 
 __all__ = ["DropoutRegressor", "MarginalRegressor", "RotationOutRegressor"]
 
@@ -46,11 +46,17 @@ class MarginalRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # typ
             if not np.asarray(sample_weight).any():
                 raise ValueError("sample_weight must have a positive entry, got zeros only")
             sample_weight = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
-        return Sample(X, y.reshape(len(y), -1), sample_weight, centred=self.fit_intercept), y.ndim == 1
+        X, unit = near_one(X)
+        targets, of_targets = near_one(y.reshape(len(y), -1))
+        sample = Sample(X, targets, sample_weight, centred=self.fit_intercept)
+        sample.units = unit, of_targets
+        return sample, y.ndim == 1
 
     def _keep(self, weights: Array, sample: Sample, *, single: bool) -> None:
         """Store weights (D, k) as scikit-learn does: a vector and a number for a single target."""
+        unit, of_targets = sample.units
         intercept = sample.y_mean - sample.x_mean @ weights if self.fit_intercept else np.zeros(weights.shape[1])
+        weights, intercept = weights * (of_targets / unit), intercept * of_targets
         self.coef_ = weights[:, 0] if single else np.ascontiguousarray(weights.T)
         self.intercept_ = float(intercept[0]) if single else intercept
 
@@ -68,7 +74,8 @@ class _FixedStrengthRegressor(MarginalRegressor):
         """Find the weights that minimise the expected loss.
 
         Args:
-            X: features, (n, D); n < D is allowed. Neither copied nor changed where n ≥ D.
+            X: features, (n, D); n < D is allowed. Neither copied nor changed where n ≥ D, unless their squares might
+                overflow or vanish.
             y: targets, (n,) or (n, k).
             sample_weight: how often each row counts, (n,); once if not given.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import get_blas_funcs
 
-__all__ = ["Array", "Sample", "square"]
+__all__ = ["Array", "Sample", "near_one", "square"]
 
 Array = NDArray[Any]
 
@@ -27,7 +28,10 @@ class Sample:
         total: Σ s.
         x_mean: m, zeros if not centred.
         y_mean: μ, likewise.
+        units: what the numbers in x and in y were divided by, see `near_one`.
     """
+
+    units = 1.0, 1.0
 
     def __init__(self, x: Array, y: Array, weight: Array | None, *, centred: bool) -> None:
         self.x, self.y, self.weight, self.centred = x, y, weight, centred
@@ -99,6 +103,21 @@ class Sample:
         for part, block, targets in self.blocks():
             z[part], t[part] = block, targets
         return z, t
+
+
+def near_one(numbers: Array) -> tuple[Array, float]:
+    """Divide numbers whose squares might overflow or vanish by a power of two, which loses nothing; return it too.
+
+    >>> numbers, unit = near_one(np.array([3.0, 0.75]) * 2.0**600)
+    >>> numbers, math.log2(unit)
+    (array([1.5  , 0.375]), 601.0)
+    """
+    largest = float(max(numbers.max(), -numbers.min()))
+    limit = 1e10 if numbers.dtype == np.float32 else 1e100
+    if largest == 0 or 1 / limit <= largest <= limit:
+        return numbers, 1.0
+    exponent = math.frexp(largest)[1] - 1
+    return np.ldexp(numbers, -exponent), math.ldexp(1.0, exponent)
 
 
 def _mean(x: Array, counts: Array, total: float) -> Array:

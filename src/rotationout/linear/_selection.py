@@ -50,6 +50,8 @@ class _SelectedStrengthRegressor(MarginalRegressor):
             folds = check_cv(self.cv).split(sample.x, sample.y)
             self.errors_ = fold_errors(sample, noise, lams, folds)
         best = int(np.argmin(self.errors_))
+        with np.errstate(over="ignore", under="ignore"):  # of targets near the limits of fp64
+            self.errors_ = self.errors_ * sample.units[1] * sample.units[1]
         self.p_ = rates[best]
         self._keep(spectrum.weights(lams[best : best + 1])[0], sample, single=single)
         return self

@@ -151,6 +151,9 @@ def _solve_by_steps(sample: Sample, penalty: Penalty, tol: float) -> Array:
         return penalty.gain * transposed(x @ u - mean @ u) + penalty.ridge * v
 
     residual = transposed(sample.y - sample.y_mean)
+    size = np.abs(residual).max(0)  # so that squares neither overflow nor vanish
+    size[size == 0] = 1
+    residual /= size
     solution, direction = np.zeros_like(residual), residual.copy()
     square_norm = (residual**2).sum(0)
     enough = square_norm * max(tol, 10 * float(np.finfo(x.dtype).eps)) ** 2
@@ -160,7 +163,7 @@ def _solve_by_steps(sample: Sample, penalty: Penalty, tol: float) -> Array:
     for _ in range(steps):
         going = square_norm > enough
         if not going.any():
-            return solution / scale
+            return np.asarray(solution * size / scale)
         image = normal(direction)
         step = _quotient(square_norm, (direction * image).sum(0), going)
         solution += step * direction
@@ -173,7 +176,7 @@ def _solve_by_steps(sample: Sample, penalty: Penalty, tol: float) -> Array:
         ConvergenceWarning,
         stacklevel=3,
     )
-    return solution / scale
+    return np.asarray(solution * size / scale)
 
 
 def _quotient(numerator: Array, denominator: Array, where: Array) -> Array:

@@ -16,7 +16,7 @@ from ..nn import NoisyGRU, NoisyLSTM, ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
 from ._probe import called, read_only
-from ._report import Change, Left, Report
+from ._report import Change, Left, Report, named
 from ._select import Candidate, Predicate, Selection, candidates, check_model, holders, select
 from ._slot import After, Before, Slot, attach, detach, slots
 
@@ -200,14 +200,14 @@ def _step(name: str, module: nn.Module, side: str) -> nn.Module:
     while isinstance(module, nn.Sequential):
         if type(module).forward is not nn.Sequential.forward:
             raise ValueError(
-                f"{name!r} is a {type(module).__name__}, a nn.Sequential with a forward of its own, which might run a "
-                "noise as one of its steps: choose a module inside"
+                f"{named(name)} is a {type(module).__name__}, a nn.Sequential with a forward of its own, which might "
+                "run a noise as one of its steps: choose a module inside"
             )
         if not len(module):
-            raise ValueError(f"{name!r} is an empty nn.Sequential: there is nothing to place noise {side}")
+            raise ValueError(f"{named(name)} is an empty nn.Sequential: there is nothing to place noise {side}")
         module = module[0 if side == "before" else len(module) - 1]
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
-        raise ValueError(f"{name!r} is a {type(module).__name__}, a container: choose the modules in it")
+        raise ValueError(f"{named(name)} is a {type(module).__name__}, a container: choose the modules in it")
     return module
 
 
@@ -216,13 +216,15 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
     name, module = target.name, target.module
     kind = Before if side == "before" else After
     if hasattr(module, kind.key):
-        raise ValueError(f"there is a noise {side} {name!r} already; rotationout.remove(model) takes all of them away")
+        raise ValueError(
+            f"there is a noise {side} {named(name)} already; rotationout.remove(model) takes all of them away"
+        )
     if side == "before" and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        raise ValueError(f"{name!r} is an {type(module).__name__}, which takes indices: place noise after it")
+        raise ValueError(f"{named(name)} is an {type(module).__name__}, which takes indices: place noise after it")
     if side == "after" and isinstance(module, nn.RNNCellBase):
         raise ValueError(
-            f"the output of {name!r}, a {type(module).__name__}, is its state too, which noise would disturb from step "
-            "to step: place noise before it, or before a module that uses its output"
+            f"the output of {named(name)}, a {type(module).__name__}, is its state too, which noise would disturb from "
+            "step to step: place noise before it, or before a module that uses its output"
         )
     _check_made(noise)
     made = noise if isinstance(noise, nn.Module) else noise(name, module) if callable(noise) else noise
@@ -230,7 +232,7 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
     if isinstance(model, DistributedDataParallel) and getattr(own, "running_mean", None) is not None:
         raise ValueError(
             f"DistributedDataParallel keeps buffers equal in all processes, but would not know of the running mean of "
-            f"{type(own).__name__} at {name!r}: insert first, then wrap"
+            f"{type(own).__name__} at {named(name)}: insert first, then wrap"
         )
     axis = _axis(own, name, module, side, dim)
     tensor = next((t for part in (module, model) for t in (*part.parameters(), *part.buffers())), torch.empty(0))
@@ -260,7 +262,7 @@ def _copy(noise: nn.Module, name: str, module: nn.Module) -> nn.Module:
     if isinstance(module, _SEQUENCES):  # transformers keep batch_first in their attention
         orders = (getattr(part, "batch_first", None) for part in module.modules())
         order = next((order for order in orders if isinstance(order, bool)), False)
-        return noise_for(f"noise at {name!r}", noise, order)
+        return noise_for(f"noise at {named(name)}", noise, order)
     return copy.deepcopy(noise)
 
 
@@ -277,7 +279,7 @@ def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | 
     known, chosen = dims_of_module(module), dim is not None
     if dim is None and known is None:
         raise ValueError(
-            f"the feature axis {side} {name!r} cannot be known from its type, {type(module).__name__}: give it as "
+            f"the feature axis {side} {named(name)} cannot be known from its type, {type(module).__name__}: give it as "
             "dim, e.g. dim=-1 for vectors and tokens (…, D) or dim=1 for maps (N, C, H, W)"
         )
     if takes_axis(noise):
@@ -287,14 +289,14 @@ def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | 
         there = "features on the last axis" if known == 0 else f"maps, with {known} axes after the channels"
         right = "RotationOut" if known == 0 else f"RotationOut{known}d"
         raise ValueError(
-            f"{type(noise).__name__} does not fit {side} {name!r}: {type(module).__name__} has {there}; use {right} "
-            "there, or give the feature axis as dim"
+            f"{type(noise).__name__} does not fit {side} {named(name)}: {type(module).__name__} has {there}; use "
+            f"{right} there, or give the feature axis as dim"
         )
     mean = getattr(noise, "running_mean", None)
     width = width_of_module(module, side)
     if mean is not None and width is not None and mean.numel() != width and not chosen:
         raise ValueError(
-            f"num_features = {mean.numel()} of {type(noise).__name__} does not fit {side} {name!r}, which has {width} "
-            "features; pass a function of (name, module) that makes a noise for each place"
+            f"num_features = {mean.numel()} of {type(noise).__name__} does not fit {side} {named(name)}, which has "
+            f"{width} features; pass a function of (name, module) that makes a noise for each place"
         )
     return dim

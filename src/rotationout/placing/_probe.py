@@ -40,7 +40,7 @@ class Seen:
 def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) -> dict[nn.Module, Seen]:
     """Run a model once, in eval mode and without gradients, and record what its Dropouts are given."""
     run = _Run({dropout: Seen() for dropout in dropouts})
-    telling = [m for m in model.modules() if m in run.seen or _keeps_axes(m) or dims_of_module(m) is not None]
+    telling = [m for m in model.modules() if _keeps_axes(m) or dims_of_module(m) is not None]
     _run(model, example_inputs, telling, run.record)
     return run.conclude()
 
@@ -152,7 +152,7 @@ def dims_between(steps: nn.Sequential, place: int) -> int | None:
     around = []
     for others in (list(steps)[place + 1 :], list(steps)[:place][::-1]):
         neighbour = next((step for step in others if not _keeps_axes(step)), None)
-        if isinstance(neighbour, nn.Flatten) and others and (neighbour.start_dim, neighbour.end_dim) == (1, -1):
+        if isinstance(neighbour, nn.Flatten) and (neighbour.start_dim, neighbour.end_dim) == (1, -1):
             around.append(0 if neighbour in list(steps)[:place] else None)
         else:
             around.append(None if neighbour is None else dims_of_module(neighbour))

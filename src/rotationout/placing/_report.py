@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from torch import nn
 
-__all__ = ["Change", "Left", "Report"]
+__all__ = ["Change", "Left", "Report", "named"]
+
+
+def named(name: str) -> str:
+    """The name of a module as messages have it; the name of the model itself is empty.
+
+    >>> named("layer1.0"), named("")
+    ("'layer1.0'", 'the model')
+    """
+    return repr(name) if name else "the model"
 
 
 class Change(NamedTuple):

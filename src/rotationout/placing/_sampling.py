@@ -164,10 +164,10 @@ def _examples(values: list[Any]) -> int:
 
 
 def _check_output(output: Any, rows: int) -> Tensor:
-    if not isinstance(output, Tensor) or output.ndim == 0 or output.size(0) != rows:
-        found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    if not isinstance(output, Tensor) or output.ndim == 0 or output.size(0) != rows or output.is_complex():
+        found = f"{output.dtype} {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise TypeError(
-            f"the model must return a tensor with a row for each of its {rows} examples, got {found}; "
+            f"the model must return a real tensor with a row for each of its {rows} examples, got {found}; "
             "pick it with output, e.g. output=lambda out: out.logits"
         )
     return output if output.dtype in (torch.float32, torch.float64) else output.float()

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from ..nn.stack_noise import disturb
+from ._report import named
 
 __all__ = ["After", "Before", "Slot", "attach", "check_attached", "detach", "slots"]
 
@@ -59,8 +60,8 @@ class Slot(nn.Module):
             return disturb(self.noise, value)
         if not isinstance(value, tuple) or not value:
             raise TypeError(
-                f"the noise {self.key.rpartition('_')[2]} {self.place!r} takes a tensor, or a tuple whose first entry "
-                f"is one, got {type(value).__name__}; remove it and place it at a module inside"
+                f"the noise {self.key.rpartition('_')[2]} {named(self.place)} takes a tensor, or a tuple whose first "
+                f"entry is one, got {type(value).__name__}; remove it and place it at a module inside"
             )
         first, rest = self.disturb(value[0]), value[1:]
         return type(value)(first, *rest) if hasattr(value, "_fields") else (first, *rest)
@@ -68,11 +69,11 @@ class Slot(nn.Module):
     def _along(self, x: Tensor, dim: int) -> Tensor:
         if self.dims and x.ndim != self.dims + 2:
             raise ValueError(
-                f"{type(self.noise).__name__} at {self.place!r} takes maps of {self.dims + 2} dimensions, "
+                f"{type(self.noise).__name__} at {named(self.place)} takes maps of {self.dims + 2} dimensions, "
                 f"got {x.ndim}, {tuple(x.shape)}"
             )
         if not -x.ndim <= dim < x.ndim:
-            raise ValueError(f"dim = {dim} at {self.place!r} is out of range for {tuple(x.shape)}")
+            raise ValueError(f"dim = {dim} at {named(self.place)} is out of range for {tuple(x.shape)}")
         home = 1 if self.dims else -1
         return cast(Tensor, self.noise(x.movedim(dim, home)).movedim(home, dim))
 
@@ -98,7 +99,7 @@ def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not slot.noise.training:
         return None  # nothing changes
     if not args and slot.argument not in kwargs:
-        raise TypeError(f"the noise before {slot.place!r} finds no argument {slot.argument!r} to disturb")
+        raise TypeError(f"the noise before {named(slot.place)} finds no argument {slot.argument!r} to disturb")
     given = args[0] if args else kwargs[slot.argument]
     disturbed = slot.disturb(given)
     # Query, key and value of self-attention are one tensor, and get the same noise.
@@ -137,8 +138,8 @@ def check_attached(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Slot) and not module.attached:
             raise RuntimeError(
-                f"the noise at {module.place!r} no longer acts: the module was rebuilt after noise was inserted, as by "
-                "SyncBatchNorm.convert_sync_batchnorm. Remove the noise, convert the model first, then insert"
+                f"the noise at {named(module.place)} no longer acts: the module was rebuilt after noise was inserted, "
+                "as by SyncBatchNorm.convert_sync_batchnorm. Remove the noise, convert the model first, then insert"
             )
 
 

@@ -20,11 +20,12 @@ class _CrossNorm(ChunkedNorm):
         fewest = input.size(0) if self.ghost_batch is None else min(input.size(0), self.ghost_batch)
         positions = math.prod(input.shape[2:])
         if (fewest - 1) * positions < FEWEST_OTHERS:
+            needed = math.ceil(FEWEST_OTHERS / positions) + 1 if positions else 0
+            who = "the batch" if self.ghost_batch is None else "a ghost batch"
             raise ValueError(
                 f"{type(self).__name__} leaves one of {fewest} examples of {positions} value(s) per channel out; the "
                 f"variance of its output is finite only if the others have at least {FEWEST_OTHERS} values: "
-                f"{'the batch' if self.ghost_batch is None else 'a ghost batch'} needs at least "
-                f"{2 if positions >= FEWEST_OTHERS else math.ceil(FEWEST_OTHERS / max(positions, 1)) + 1} examples"
+                + (f"{who} needs at least {needed} examples" if needed else "maps need at least one position")
             )
         return self._normalize_in_chunks(input)
 

@@ -83,13 +83,12 @@ def poly_coefficients(batch_size: float) -> tuple[float, float, float, float]:
     >>> [float(f"{a:.5g}") for a in poly_coefficients(8)]
     [1.0918, -0.08863, 0.0064339, -0.00018806]
     """
-    with torch.inference_mode(False):
-        node, weight = gauss_legendre()
-        x = node * FIT_LIMIT
-        root = (weight * torch.exp(-(x**2) / 2)).sqrt()
-        powers = torch.stack([x, x**3, x**5, x**7], dim=1)
-        expect, _ = gaussian_moments(x, batch_size)
-        solution = torch.linalg.lstsq(powers * root.unsqueeze(1), (expect * root).unsqueeze(1)).solution
+    node, weight = gauss_legendre()
+    x = node * FIT_LIMIT
+    root = (weight * torch.exp(-(x**2) / 2)).sqrt()
+    powers = torch.stack([x, x**3, x**5, x**7], dim=1)
+    expect, _ = gaussian_moments(x, batch_size)
+    solution = torch.linalg.lstsq(powers * root.unsqueeze(1), (expect * root).unsqueeze(1)).solution
     a1, a3, a5, a7 = solution.flatten().tolist()
     return a1, a3, a5, a7
 
