@@ -122,6 +122,8 @@ def test_noise_before_batchnorm_is_behind_noise_before_the_convolution_repaired_
         assert p_value(after, trained) > LEVEL
         assert statistics.fmean(after) < statistics.fmean(trained)
         assert max(run["top1"] for run in states(repaired)) < min(trained), "as trained it is behind in every run"
+        moved = p_value(trained, [run["top1"] for run in states(repaired)])
+        assert (moved < LEVEL) == (other == "Dropout-b, centred"), "significant for Dropout alone"
 
 
 def test_so_much_noise_costs_accuracy() -> None:

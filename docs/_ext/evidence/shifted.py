@@ -7,7 +7,7 @@ from typing import Any
 
 from rotationout.experiments.results import read_records
 from rotationout.report import shift, table1, verdicts
-from rotationout.report.cells import by_row, spread
+from rotationout.report.cells import by_row, p_value, shown_p, spread
 
 from .accuracy import TABLE1
 from .cells import RESULTS, span
@@ -52,8 +52,16 @@ def texts() -> dict[str, str]:
         "shift_losses": span(list(losses.values())),
         "coadaptation_table": shift.coadaptation_table(records).markdown(),
         "coadaptation_compared": compared[1],
+        **{f"shift_place_p_{key}": shown_p(p) for key, p in _places(rows).items()},
         **{key: text for row, runs in rows.items() for key, text in _row(NAMES[row], runs).items()},
     }
+
+
+def _places(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Whether accuracy differs between noise before the convolution and directly before BatchNorm: p-values."""
+    pairs = {"dropout": ("Dropout-b, centred", "Dropout-a, centred"), "rotation": ("RotationOut-b", "RotationOut-a")}
+    accuracy = {row: [_state(run)["top1"] for run in runs] for row, runs in rows.items()}
+    return {key: p_value(accuracy[b], accuracy[a]) for key, (b, a) in pairs.items()}
 
 
 def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
