@@ -78,6 +78,8 @@ def test_the_shift_by_block_and_form() -> None:
         assert min(means) == means[0]
         assert max(means[1:]) - min(means[1:]) < means[1] - means[0], "hardly changes from the second on"
     assert all(above(blocks("Dropout-b"), blocks("Dropout-b, centred"))), "centring lowers it"
+    ratios = [r for row in BEFORE_CONVOLUTION for block in blocks(row) for r in block]
+    assert 1.2 < min(ratios) <= max(ratios) < 2, "lower than 1 + λ with random weights, but not 1 (negative_results.md)"
 
 
 def test_the_shift_of_rotations_beside_dropout() -> None:
