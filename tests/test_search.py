@@ -104,6 +104,8 @@ def test_what_reproducing_says_in_words_is_so() -> None:
         default, _, form = row.partition(", ")
         if form and form != "not centred":
             assert abs(value - points[default]) < 1
+    runs = read_records(RESULTS, "cifar100_resnet110_authors")
+    assert {run["steps"] for run in runs} == {2 * row.steps for row in ROWS.values()}, "half the schedule"
     config, again = ({**record["config"], "row": "", "recipe": ""} for record in _twice())
     assert config == again, "the same settings and seed"
 
