@@ -93,6 +93,8 @@ def test_what_reproducing_says_in_words_is_so() -> None:
     assert points["dropout keep 0.95"] < points["dropout keep 0.9"], "p = 0.05 does worse"
     assert points["rotation sigma 0.229"] < points["rotation sigma 0.333"], "with both noises"
     dropout, rotation = (points[row] for row in recipe.BEST)
+    rows = {kind: sum(row.startswith(kind) for row in points) for kind in ("dropout", "rotation")}
+    assert rows["rotation"] > rows["dropout"], "luck favours the kind with more rows"
     once, twice = (run["last10_top1"] for run in _twice())
     assert 0 < dropout - rotation < abs(once - twice), "not ahead, which may be chance"
     assert ("dropout keep 0.9", f"{BASE}, zeros stay zero") == recipe.BEST, "at p = 0.1, and at 0.2 with zeros"
@@ -102,6 +104,8 @@ def test_what_reproducing_says_in_words_is_so() -> None:
         default, _, form = row.partition(", ")
         if form and form != "not centred":
             assert abs(value - points[default]) < 1
+    runs = read_records(RESULTS, "cifar100_resnet110_authors")
+    assert {run["steps"] for run in runs} == {2 * row.steps for row in ROWS.values()}, "half the schedule"
     config, again = ({**record["config"], "row": "", "recipe": ""} for record in _twice())
     assert config == again, "the same settings and seed"
 

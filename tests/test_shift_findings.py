@@ -3,6 +3,7 @@
 Numbers are filled in from records when pages are built; these are the sentences around them.
 """
 
+import importlib
 import math
 import statistics
 from pathlib import Path
@@ -15,11 +16,12 @@ pytest.importorskip("scipy")
 
 from rotationout.experiments.results import read_records
 from rotationout.recipes.cifar100 import shift_rows
-from rotationout.report import shift
-from rotationout.report.cells import p_value
+from rotationout.report import shift, table1
+from rotationout.report.cells import by_row, p_value
 from rotationout.report.verdicts import LEVEL
 
-ROWS = shift.usable(read_records(Path(__file__).parents[1] / "results", shift.RECIPE), "variance_shift")
+RESULTS = Path(__file__).parents[1] / "results"
+ROWS = shift.usable(read_records(RESULTS, shift.RECIPE), "variance_shift")
 NOISY = [row for row in ROWS if row != "none"]
 BEFORE_NORM = ["Dropout-a, centred", "RotationOut-a"]
 BEFORE_CONVOLUTION = ["Dropout-b", "Dropout-b, centred", "RotationOut-b"]
@@ -76,6 +78,8 @@ def test_the_shift_by_block_and_form() -> None:
         assert min(means) == means[0]
         assert max(means[1:]) - min(means[1:]) < means[1] - means[0], "hardly changes from the second on"
     assert all(above(blocks("Dropout-b"), blocks("Dropout-b, centred"))), "centring lowers it"
+    ratios = [r for row in BEFORE_CONVOLUTION for block in blocks(row) for r in block]
+    assert 1.2 < min(ratios) <= max(ratios) < 2, "lower than 1 + λ with random weights, but not 1 (negative_results.md)"
 
 
 def test_the_shift_of_rotations_beside_dropout() -> None:
@@ -120,6 +124,8 @@ def test_noise_before_batchnorm_is_behind_noise_before_the_convolution_repaired_
         assert p_value(after, trained) > LEVEL
         assert statistics.fmean(after) < statistics.fmean(trained)
         assert max(run["top1"] for run in states(repaired)) < min(trained), "as trained it is behind in every run"
+        moved = p_value(trained, [run["top1"] for run in states(repaired)])
+        assert (moved < LEVEL) == (other == "Dropout-b, centred"), "significant for Dropout alone"
 
 
 def test_so_much_noise_costs_accuracy() -> None:
@@ -142,7 +148,7 @@ def test_networks_trained_with_noise_are_more_coadapted() -> None:
         assert below == ([0] if row.startswith("RotationOut") else []), "RotationOut in the first block alone"
 
 
-def test_not_every_p_value_holds_against_all_of_them() -> None:
+def test_not_every_p_value_holds_against_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """reproducing.md says how many there are, and that some are above what would be needed then."""
     coadapted = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in ROWS.items()}
     accurate = {row: [run["top1"] for run in states(row)] for row in ROWS}
@@ -157,5 +163,10 @@ def test_not_every_p_value_holds_against_all_of_them() -> None:
         )
     ]
     found += [p_value(coadapted[row], coadapted["none"]) for row in NOISY]
-    assert len(found) == 13
+    whole = by_row(read_records(RESULTS, "cifar100_resnet110_authors"))
+    coadapted = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in whole.items()}
+    found += [p_value(coadapted[row], coadapted["none"]) for row in coadapted if row != "none"]
+    found += [p_value(coadapted[row], coadapted[rival]) for row, rival in table1.RIVALS.items() if row in coadapted]
+    monkeypatch.syspath_prepend(str(RESULTS.parent / "docs" / "_ext"))
+    assert len(found) == int(importlib.import_module("evidence.shifted").texts()["shift_tests"])
     assert any(LEVEL / len(found) < p < LEVEL for p in found)

@@ -59,7 +59,8 @@ def _network(config: Config, table: str) -> str:
 def _seconds_of_a_step(records: list[dict[str, Any]]) -> float:
     """For one of the runs that shared a device, tests included.
 
-    Older records do not say what a run's share of the device's time was. All their runs were side by side to the end.
+    Older records do not say what a run's share of the device's time was. An equal part is taken, which is too small for
+    the last runs of a sweep where fewer than ``together`` were left: three of BCCD and twelve of AN4.
     """
     shares = (record.get("device_seconds", record["seconds"] / record["together"]) for record in records)
     return statistics.fmean(share / record["steps"] for share, record in zip(shares, records, strict=True))

@@ -6,9 +6,10 @@ import statistics
 from typing import Any
 
 from rotationout.experiments.results import read_records
-from rotationout.report import shift, verdicts
-from rotationout.report.cells import spread
+from rotationout.report import shift, table1, verdicts
+from rotationout.report.cells import by_row, p_value, shown_p, spread
 
+from .accuracy import TABLE1
 from .cells import RESULTS, span
 
 __all__ = ["NAMES", "texts"]
@@ -31,8 +32,11 @@ def texts() -> dict[str, str]:
     accuracies = [{"row": row, "top1": _state(run)["top1"]} for row, runs in rows.items() for run in runs]
     compared = shift.compared_shift(records), shift.compared_coadaptation(records)
     accuracy = verdicts.verdict(accuracies, shift.RIVALS, "top1", "points")
-    tests = sum(text.count("p = ") + text.count("p < ") for text in (*compared, accuracy))
-    tests += sum(row not in ("none", *shift.RIVALS) for row in rows)  # these are in the table of co-adaptation alone
+    whole = read_records(RESULTS, TABLE1)  # their co-adaptation is in the same section
+    said = (*compared, accuracy, shift.compared_coadaptation(whole, table1.RIVALS))
+    tests = sum(text.count("p = ") + text.count("p < ") for text in said)
+    for found, rivals in ((rows, shift.RIVALS), (by_row(whole), table1.RIVALS)):
+        tests += sum(row not in ("none", *rivals) for row in found)  # these are in a table of co-adaptation alone
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}
     return {
         "shift_table": shift.table(records).markdown(),
@@ -48,8 +52,16 @@ def texts() -> dict[str, str]:
         "shift_losses": span(list(losses.values())),
         "coadaptation_table": shift.coadaptation_table(records).markdown(),
         "coadaptation_compared": compared[1],
+        **{f"shift_place_p_{key}": shown_p(p) for key, p in _places(rows).items()},
         **{key: text for row, runs in rows.items() for key, text in _row(NAMES[row], runs).items()},
     }
+
+
+def _places(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Whether accuracy differs between noise before the convolution and directly before BatchNorm: p-values."""
+    pairs = {"dropout": ("Dropout-b, centred", "Dropout-a, centred"), "rotation": ("RotationOut-b", "RotationOut-a")}
+    accuracy = {row: [_state(run)["top1"] for run in runs] for row, runs in rows.items()}
+    return {key: p_value(accuracy[b], accuracy[a]) for key, (b, a) in pairs.items()}
 
 
 def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:

@@ -167,8 +167,9 @@ def coadaptation_factor(
     """co(x̃) / co(x), the share of the co-adaptation that a noise is predicted to leave (section 3.1).
 
     For features with mean zero it is 1 − p for Dropout and all noises that multiply features one by one, and
-    (1 − p) − p / (D − 1) for RotationOut. Given a covariance it is computed from label eq145; a mean then matters if
-    the noise is about the origin. It is NaN for features without correlations.
+    (1 − p) − p / (D − 1) for RotationOut with λ ≤ D − 1. Given a covariance it is computed from label eq145; a mean
+    then matters if the noise is about the origin, and with RotationOut the factor may be above 1. It is not finite for
+    features without correlations.
 
     Args:
         noise: a noise layer or its law.

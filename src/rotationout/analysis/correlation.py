@@ -23,8 +23,9 @@ class PairwiseCorrelation:
         cor(x̃ᵢ, x̃ⱼ) = (Σᵢⱼ + Cᵢⱼ) / √((Σᵢᵢ + Vᵢ)·(Σⱼⱼ + Vⱼ))
 
     Every noise adds variance V, which makes correlations smaller. A rotation takes the noise of a feature from the
-    others and so adds a covariance C of the opposite sign, the paper's inhibition. Signs are kept here: where C is
-    larger than Σᵢⱼ, as may be for features with a mean and noise about the origin, the correlation changes its sign.
+    others and so adds a covariance C, the paper's inhibition. About the mean its sign is opposite to that of Σᵢⱼ. About
+    the origin C is −λ·(Σᵢⱼ + cᵢcⱼ) / (D − 1), which may outweigh Σᵢⱼ: signs are kept here, to show that the correlation
+    changes its sign. It may then be larger than without noise.
 
     Attributes:
         covariance: Σ, (…, D, D).

@@ -101,8 +101,9 @@ def expected_shift(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor
 def limit_ratio(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor, *, rows: int | None = None) -> float:
     """E[Var[ỹ | w]] / E[Var[y | w]], around which r of Dropout-b gathers as D grows: 1 + λ·(1 + cᵀc / trace(Σ)).
 
-    It is not 1, as proposition 3 of Li et al. (2019) would have it: more features only bring the ratios of the outputs
-    closer to each other. The arguments are those of `expected_shift`.
+    It is 1 + λ for noise about the mean. It is not 1, as proposition 3 of Li et al. (2019) would have it: more features
+    only bring the ratios of the outputs closer to each other. This is for random weights w, and if no few directions
+    hold most of the variance. The arguments are those of `expected_shift`.
 
     >>> import rotationout as ro
     >>> limit_ratio(ro.noise("dropout", 0.5), torch.ones(4), 2 * torch.eye(4))

@@ -96,7 +96,10 @@ class Job:
 
     @property
     def device_seconds(self) -> float:
-        """This run's share of `seconds`: together with those of all others on the device, all of its time."""
+        """This run's share of `seconds`: together with those of all others on the device, all of its time.
+
+        If several processes share the device, each takes the others to have as many runs as it has itself.
+        """
         return self.device_time.seconds - self.device_time_before
 
     @property

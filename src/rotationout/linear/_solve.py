@@ -81,7 +81,7 @@ def solve(sample: Sample, noise: Noise, lam: float, solver: str = "auto", tol: f
     Without noise, or with noise below the rounding of fp64, this is the least-squares solution whose scaled weights
     have the smallest norm, which is the limit as the noise vanishes. Otherwise a Cholesky factor of the smaller side is
     exact, in n·D·min(n, D) operations; conjugate gradients take 4·n·D per step and need neither that factor nor a copy
-    of X. The condition number bounds their steps for any data: at most √(D/λ)·½·ln(2/tol).
+    of X. The condition number bounds their steps for any data, to about √(D/λ)·½·ln(2/tol).
     """
     n, features = sample.shape
     if solver == "cg" or (solver == "auto" and min(n, features) > CG_FROM):

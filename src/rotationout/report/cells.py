@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..experiments.records import mean_sd
 from ..recipes import TABLES, name_of
 
 __all__ = [
     "CLEAR",
+    "Lead",
     "by_row",
     "differs",
     "is_clear",
@@ -84,25 +85,37 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     return float(found.pvalue)
 
 
-def mean_lead(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float]:
+class Lead(NamedTuple):
+    """A mean difference, its p-value, and the ends of its 95 % confidence interval; all but the first may be NaN."""
+
+    mean: float
+    p: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+
+def mean_lead(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Lead:
     """How far the first of a pair is above the second, as a mean over pairs, and its p-value; NaN where `p_value` is.
 
-    This is Welch's test of a contrast: every side has a variance of its own. For a single pair it is `p_value`.
+    This is Welch's test of a contrast: every side has a variance of its own, and all must be different runs. For a
+    single pair it is `p_value`.
 
     >>> first, second = ([1.0, 2.0, 3.0], [0.5, 1.0, 1.2]), ([2.1, 2.2, 2.6], [1.1, 1.5, 1.3])
-    >>> lead, p = mean_lead([first, second])
-    >>> round(lead, 2), round(p, 3), round(mean_lead([first])[1], 3), round(p_value(*first), 3)
-    (1.05, 0.047, 0.189, 0.189)
+    >>> lead = mean_lead([first, second])
+    >>> [round(value, 3) for value in lead], round(mean_lead([first]).p, 3), round(p_value(*first), 3)
+    ([1.05, 0.047, 0.028, 2.072], 0.189, 0.189)
     """
     from scipy.stats import t
 
     lead = sum(mean_sd(one)[0] - mean_sd(other)[0] for one, other in pairs) / len(pairs)
     if any(math.isnan(p_value(*pair)) for pair in pairs):
-        return lead, math.nan
+        return Lead(lead)
     errors = [(mean_sd(side)[1] ** 2 / len(side), len(side) - 1) for pair in pairs for side in pair]
-    error = sum(square for square, _ in errors)
-    freedom = error**2 / sum(square**2 / count for square, count in errors)  # Welch–Satterthwaite
-    return lead, float(2 * t.sf(abs(lead) / (error**0.5 / len(pairs)), freedom))
+    total = sum(square for square, _ in errors)
+    freedom = total**2 / sum(square**2 / count for square, count in errors)  # Welch–Satterthwaite
+    error = total**0.5 / len(pairs)
+    half = float(t.ppf(0.975, freedom)) * error
+    return Lead(lead, float(2 * t.sf(abs(lead) / error, freedom)), lead - half, lead + half)
 
 
 def paired_p_value(differences: Sequence[float]) -> float:

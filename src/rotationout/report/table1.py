@@ -10,7 +10,7 @@ from typing import Any
 from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
-from .cells import by_row, marked, mean_lead, ran, significance
+from .cells import Lead, by_row, marked, mean_lead, ran, significance
 from .page import Table
 
 __all__ = ["PAPER", "RIVALS", "prose", "rivals_lead", "table1", "verdict"]
@@ -99,6 +99,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         "strength.",
     }
     explained = [text for column, text in more.items() if any(name.startswith(column) for name in columns)]
+    if not math.isnan(rivals_lead(records)[0].p):
+        explained.append("Over several strengths, p is from Welch’s test of the mean lead over Dropout.")
     return [*said, " ".join(explained)] if explained else said
 
 
@@ -112,21 +114,21 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     'Over 2 strengths, RotationOut is ahead of Dropout (+1.50 points on average, p = 0.001).'
     """
     said = verdicts.verdict(records, RIVALS, POINTS, "points")
-    lead, p, runs = rivals_lead(records)
+    lead, runs = rivals_lead(records)
     if not runs:
         return said
-    where, by = verdicts.place(lead, p, min(runs), "points on average")
+    where, by = verdicts.place(lead.mean, lead.p, min(runs), "points on average")
     return f"{said} Over {len(runs)} strengths, RotationOut is {where} Dropout ({by})."
 
 
-def rivals_lead(records: Sequence[dict[str, Any]]) -> tuple[float, float, list[int]]:
+def rivals_lead(records: Sequence[dict[str, Any]]) -> tuple[Lead, list[int]]:
     """`mean_lead` of RotationOut over `RIVALS`, and the runs of each strength; none unless there are two strengths."""
     rows = by_row(records) if records else {}
     pairs = [(rows[ours], rows[theirs]) for ours, theirs in RIVALS.items() if ours in rows and theirs in rows]
     if len(pairs) < 2:
-        return math.nan, math.nan, []
+        return Lead(math.nan), []
     scores = [([run[POINTS] for run in ours], [run[POINTS] for run in theirs]) for ours, theirs in pairs]
-    return *mean_lead(scores), [min(map(len, pair)) for pair in pairs]
+    return mean_lead(scores), [min(map(len, pair)) for pair in pairs]
 
 
 def _place(row: str) -> str:
