@@ -195,6 +195,7 @@ def _searched() -> dict[str, str]:
     kept = {row: row.removesuffix(", zeros stay zero") for row in points if row.endswith(", zeros stay zero")}
     zeros = " and ".join(f"{points[row] - points[default]:+.2f}".replace("-", "−") for row, default in kept.items())
     return {
+        "search_level": f"{search.LEVEL:g}",
         "search_zeros": zeros,
         "search_dropouts": str(sum(row.startswith("dropout") for row in rows)),
         "search_rotations": str(sum(row.startswith("rotation") for row in rows)),
@@ -229,9 +230,9 @@ def _blocks() -> dict[str, str]:
         scores = {row: [run[score] for run in runs] for row, runs in by_row(read_records(RESULTS, recipe)).items()}
         lead = mean_lead([(scores["rotation block"], scores["rotation"])])
         found |= {f"blocks_{recipe}": f"{lead.mean:.1f}", f"blocks_{recipe}_p": shown_p(lead.p)}
-    for key, row in {"block": "rotation block", "rotation": "rotation", "dropout": "dropout keep 0.7"}.items():
-        # The scores are those of Imagewoof, the last of the two.
-        found[f"imagewoof_{key}"] = f"{abs(mean_lead([(scores[row], scores['none'])]).mean):.1f}"
+        for key, row in {"block": "rotation block", "rotation": "rotation", "dropout": "dropout keep 0.7"}.items():
+            if row in scores:
+                found[f"{recipe}_{key}"] = f"{abs(mean_lead([(scores[row], scores['none'])]).mean):.1f}"
     return found
 
 
