@@ -138,6 +138,28 @@ def test_what_is_said_of_table_1_fits_its_columns() -> None:
     assert len(prose(changed[:1])) == 1, "one run: neither p-values nor numbers of the paper"
 
 
+def test_forms_are_compared_with_the_default_form_and_dropout_about_the_mean_with_dropout() -> None:
+    recipe, settings = "cifar100_resnet110_authors", {"network": "resnet110", "steps": 64_000, "batch": 128}
+    fields = {"recipe": recipe, "best_top1": 75.0, "weight_decay": 1e-4, "device": "a GPU", "config": settings}
+    scores = {
+        "dropout keep 0.8": (70.0, 70.1),
+        "rotation default sigma 0.500": (72.0, 72.1),
+        "rotation default sigma 0.333": (60.0, 60.1),
+        "rotation uncentred sigma 0.500": (72.0, 72.1),
+        "dropout centred keep 0.8": (70.0, 70.1),
+    }
+    runs = [{**fields, "row": row, "last10_top1": value} for row, values in scores.items() for value in values]
+    table = table1(runs)
+    places = [table.header.index(name) for name in ("p, Dropout", "p, default")]
+    found = {row[0]: [row[place] for place in places] for row in table.rows}
+    assert found["rotation uncentred sigma 0.500"] == ["0.001", "1.000"]
+    assert found["rotation default sigma 0.500"] == ["0.001", "–"]
+    assert found["rotation default sigma 0.333"] == ["–", "–"], "there is no Dropout of its strength"
+    assert found["dropout centred keep 0.8"] == ["1.000", "–"]
+    assert "compared with the default form of the same strength" in prose(runs)[1]
+    assert "the default form" not in prose(runs[:4])[1]
+
+
 def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
     """Means are of the runs that have scores."""
     runs = [{"row": "none", "recipe": "bccd", **scores} for scores in ({"ap": 50.0}, {"ap": 52.0}, {})]

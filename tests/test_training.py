@@ -74,7 +74,7 @@ def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> No
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        expected = {"protocol": 12, "shift": 6, "ghost": 9, "search": 18, "strong": 3}.get(name.rpartition("_")[2], 28)
+        expected = {"protocol": 12, "shift": 6, "ghost": 9, "search": 18, "strong": 3}.get(name.rpartition("_")[2], 34)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:

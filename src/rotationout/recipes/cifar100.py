@@ -11,12 +11,14 @@ and its two drops.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..experiments.classification import ClassificationConfig
 from ..experiments.norms import LABELS as NORMS
 from ..strength import check_choice
 
 __all__ = [
+    "ABLATIONS",
     "FORMS",
     "GHOST_BATCHES",
     "KEEP",
@@ -47,6 +49,14 @@ GHOST_BATCHES = (4, 8, 16, 128)
 """How many examples are normalised together; the last is the whole batch."""
 LAWS = ("uniform_tan", "uniform_angle", "gaussian_angle")
 """The laws of the angle besides the default that the table has at keep rate 0.8."""
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "uncentred": {"center": None},
+    "symmetric": {"side": "symmetric"},
+    "pairing-per-batch": {"pairing_per": "batch"},
+    "angle-per-example": {"angle_per": "example"},
+    "keep-zeros": {"keep_zeros": True},
+}
+"""Forms that differ in one thing from the default, which the table has at keep rate 0.8, and their options."""
 
 
 def resnet110(protocol: str = "authors") -> ClassificationConfig:
@@ -73,7 +83,11 @@ def _protocol(network: str, protocol: str) -> ClassificationConfig:
 
 
 def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
-    """The rows of Table 1: no noise, Dropout by element and by channel, RotationOut in its forms and other laws."""
+    """The rows of Table 1: no noise, Dropout by element and by channel, RotationOut in its forms and other laws.
+
+    The last rows, which the paper does not have, are to tell what makes a difference: RotationOut that differs in one
+    thing from the default, and Dropout about the batch mean, which has as much noise as RotationOut about that mean.
+    """
     found = [base]
     theirs = base.recipe.endswith("authors")
     for keep in KEEP:
@@ -86,11 +100,14 @@ def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
             found.append(_rotation(base, f"rotation {form} sigma {SIGMA[keep]}", keep, ramp, options))
     for law in LAWS:
         found.append(_rotation(base, f"rotation {law} sigma {SIGMA[0.8]}", 0.8, 0, {"law": law}))
-    return found
+    for name, changed in ABLATIONS.items():
+        found.append(_rotation(base, f"rotation {name} sigma {SIGMA[0.8]}", 0.8, 0, changed))
+    centred = base.replace(row="dropout centred keep 0.8", noise="centred-dropout", p=0.2, noise_options={"dims": 2})
+    return [*found, centred]
 
 
 def _rotation(
-    base: ClassificationConfig, row: str, keep: float, ramp: int, options: dict[str, str]
+    base: ClassificationConfig, row: str, keep: float, ramp: int, options: dict[str, Any]
 ) -> ClassificationConfig:
     p = round(1 - keep, 10)
     return base.replace(row=row, noise="rotation", p=p, noise_options={"dims": 2, **options}, ramp=ramp)

@@ -51,8 +51,8 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
 
     Where fields were changed, the paper's numbers are left out: the noise may be a different one. A star marks a
     mean that differs from them by more than two standard errors of the difference. The p-values are of Welch's
-    two-sided t-test on the mean of the last ten epochs: against no noise, and for rotations against element-wise
-    Dropout of the same strength.
+    two-sided t-test on the mean of the last ten epochs: against no noise, against element-wise Dropout of the same
+    strength, and of other forms of RotationOut against the default form of the same strength.
     """
     rows = by_row(records)
     network, recipe = records[0]["config"]["network"], records[0]["recipe"]
@@ -66,6 +66,7 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         "the paper's",
         "p, none",
         "p, Dropout",
+        "p, default",
     ]
     lines = []
     for row, runs in rows.items():
@@ -74,7 +75,7 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         for key, theirs in zip((POINTS, "best_top1"), printed, strict=True):
             values = [run[key] for run in runs]
             cells += [marked(values, theirs), theirs]
-        against = [rows.get("none", []) if row != "none" else [], rows.get(_dropout(row), [])]
+        against = [rows.get(other, []) if row != other else [] for other in ("none", _dropout(row), _default(row))]
         average = [run[POINTS] for run in runs]
         tests = [significance(average, [run[POINTS] for run in others]) for others in against]
         lines.append([row, str(len(runs)), *cells, *tests])
@@ -97,6 +98,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         "by more than two standard errors of the difference.",
         "p, ": "p is from Welch’s test on the last ten epochs, against no noise and against Dropout of the same "
         "strength.",
+        "p, default": "Other forms of RotationOut are also compared with the default form of the same strength.",
     }
     explained = [text for column, text in more.items() if any(name.startswith(column) for name in columns)]
     if not math.isnan(rivals_lead(records)[0].p):
@@ -140,7 +142,14 @@ def _place(row: str) -> str:
 
 
 def _dropout(row: str) -> str:
-    """The Dropout as strong as a rotation."""
+    """The Dropout as strong as a rotation, or as a Dropout about the mean."""
+    if row.startswith("dropout centred"):
+        return row.replace("centred ", "")
     strengths = {SIGMA[keep]: keep for keep in KEEP}
     sigma = row.rpartition(" ")[2]
     return f"dropout keep {strengths[sigma]}" if row.startswith("rotation") and sigma in strengths else ""
+
+
+def _default(row: str) -> str:
+    """The default form of a rotation, as strong as it is."""
+    return f"rotation default sigma {row.rpartition(' ')[2]}" if row.startswith("rotation") else ""
