@@ -6,15 +6,18 @@ import re
 import signal
 import sys
 import types
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from tests.test_run import Plane, rows
 from tests.training_runs import finish
+from torch import Tensor
 
 from rotationout import cli
 from rotationout.experiments import job, progress, results, sweep
+from rotationout.experiments.config import Config
 from rotationout.experiments.run import Run
 from rotationout.experiments.sweep import sweep as run_all
 
@@ -67,6 +70,30 @@ def test_a_terminal_has_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert re.search(r"━ +5/6 loss \d\.\d+, error .* min left \(and 1 waiting\)", text)
     assert "plane, none [of/all], seed 0: last_error " in text
     assert "\x1b[?25h" in text.rpartition("next")[2], "the cursor is back"
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_runs_that_have_ended_leave_the_memory(kind: type[io.StringIO], tmp_path: Path) -> None:
+    """Those that went well and those that did not: on a GPU the next run needs their room."""
+    pytest.importorskip("rich")
+    alive: weakref.WeakSet[Run] = weakref.WeakSet()
+    seen: list[set[str]] = []
+
+    class Lost(Plane):
+        def batch_loss(self) -> Tensor:
+            return super().batch_loss() * (float("nan") if "lost" in self.config.row else 1.0)
+
+    def one(config: Config) -> Run:
+        seen.append({run.config.row for run in alive})
+        run = Lost(config, torch.randn(20, 4), torch.device("cpu"))
+        run.cycle = run  # as CUDA graphs are in reference cycles
+        alive.add(run)
+        return run
+
+    settings = [rows()[0].replace(row=row) for row in ("lost", "good", "lost too", "last")]
+    with pytest.raises(FloatingPointError, match=r"row 'lost', .*; the loss of plane, row 'lost too', "):
+        run_all(settings, one, folder=tmp_path, checkpoints=tmp_path, out=kind())
+    assert seen == [set()] * 4
 
 
 def test_a_process_that_is_not_the_first_is_silent() -> None:

@@ -122,7 +122,7 @@ def _advance(
             display.message(f"{job.config.recipe}, {job.label}: {job.run.summary}")
     except (FloatingPointError, FileExistsError) as error:  # the other runs go on
         display.message(str(error))
-        failed.append(error)
+        failed.append(type(error)(str(error)))  # a copy without a traceback, which would keep the run in memory
         return False
     return not job.run.finished
 
