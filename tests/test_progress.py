@@ -37,6 +37,15 @@ def test_a_closed_stderr_is_no_trouble(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list((tmp_path / "a").rglob("*.json"))) == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_log_on_a_full_disk_stops_no_run(tmp_path: Path) -> None:
+    out = open("/dev/full", "w")  # noqa: SIM115 - closing it fails
+    assert run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out) == []
+    with pytest.raises(OSError, match="No space left"):
+        out.close()
+    assert len(list((tmp_path / "a").rglob("*.json"))) == 2
+
+
 def test_a_log_has_whole_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out)

@@ -1,9 +1,13 @@
 """What can be in the way of a sweep: folders, checkpoints that do not fit, records that come to be meanwhile."""
 
 import copy
+import io
 import json
 import os
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,53 @@ def test_what_could_not_be_kept_is_not_said_to_be(
     shown = said(capsys)
     assert "no checkpoint at step 1: [Errno 28] No space left on device" in shown
     assert "are kept in" not in shown
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow beyond a few bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Also where torch only says that it could not write all bytes."""
+    done = job.Job(rows()[0], make, tmp_path / "c")
+    while not done.run.finished:
+        done.advance()
+    with full_disk():
+        trouble = done.save()
+        with pytest.raises(OSError, match="File too large"):
+            done.finish(tmp_path / "r")
+    assert "no checkpoint at step 13: is the disk full? " in trouble
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    done.finish(tmp_path / "r")
+    assert results.read_records(tmp_path / "r", "plane")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_run_goes_on_if_its_scalars_cannot_be_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+
+    class Watched(Plane):
+        def test(self) -> dict[str, float]:
+            shutil.rmtree(tmp_path / "t", ignore_errors=True)
+            time.sleep(0.01)  # a thread writes
+            return super().test()
+
+    out = io.StringIO()
+    settings = rows()[0].replace(steps=500)
+    places = {"folder": tmp_path / "r", "checkpoints": tmp_path / "c", "tensorboard": tmp_path / "t"}
+    assert (
+        sweep.sweep([settings], lambda c: Watched(c, torch.randn(20, 4), torch.device("cpu")), **places, out=out) == []
+    )
+    assert "plane, none, seed 0: no more scalars from step" in out.getvalue()
+    assert results.read_records(tmp_path / "r", "plane")
 
 
 SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {

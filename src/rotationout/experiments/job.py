@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,23 @@ class Job:
                 f"({' '.join(str(error).split()) or repr(error)}); move it away to start anew"
             ) from error
 
-    def advance(self) -> None:
-        """Do one step, if one is left: a run that was kept because its record could not be written has none."""
+    def advance(self) -> str:
+        """Do one step, if one is left: a run that was kept because its record could not be written has none.
+
+        If its scalars cannot be written, the run goes on without, and the reason is returned.
+        """
         if self.run.finished:
-            return
+            return ""
         self.step_complete = False  # until the step is done: a step that breaks off leaves no state to continue from
         self.run.advance()
         self.step_complete = True
-        if self.scalars is not None:
-            self.scalars.write(self.run)
+        try:
+            if self.scalars is not None:
+                self.scalars.write(self.run)
+        except OSError as error:
+            self.scalars = None
+            return f"{self.config.recipe}, {self.label}: no more scalars from step {self.run.step} on: {error}"
+        return ""
 
     def save(self) -> str:
         """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
@@ -141,7 +150,9 @@ class Job:
         try:
             results.save_checkpoint(self.checkpoint, self.config, state, self.history)
         except (OSError, RuntimeError) as error:
-            return f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: {error}"
+            # If there is no room, torch only says how many bytes of how many it has written.
+            full = "is the disk full? " if isinstance(error, RuntimeError) else ""
+            return f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: {full}{error}"
         return ""
 
     def finish(self, folder: Path) -> None:
@@ -172,11 +183,13 @@ class Job:
                 results.write_beside(path, ending, content)
             results.write_record(path, self.config, measured)
         except OSError:
-            results.save_checkpoint(self.checkpoint, self.config, state, self.history)
+            with suppress(OSError, RuntimeError):  # the disk may be full: what matters is why there is no record
+                results.save_checkpoint(self.checkpoint, self.config, state, self.history)
             raise
         self.checkpoint.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Flush and close the TensorBoard scalars, if there are any."""
+        """Flush and close the TensorBoard scalars, if there are any. What cannot be written any more is lost."""
         if self.scalars is not None:
-            self.scalars.close()
+            with suppress(OSError):
+                self.scalars.close()

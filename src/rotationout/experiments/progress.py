@@ -63,8 +63,13 @@ class Lines(Display):
         self.out = out
 
     def message(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self.out, flush=True)
+        """Print a line. If the disk of a log is full, the line is lost and the runs go on."""
+        try:
+            print(text, file=self.out, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
 
     def show(self, jobs: Sequence[Job], waiting: int) -> None:
         """Print one line: seconds since the start, then every run."""

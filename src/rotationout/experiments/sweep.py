@@ -116,7 +116,9 @@ def _advance(
 ) -> bool:
     """Do one step; whether the run goes on. If it ended, its record is written, or ``failed`` gets the reason."""
     try:
-        job.advance()
+        trouble = job.advance()
+        if trouble:
+            display.message(trouble)
         if job.run.finished:
             job.finish(folder)
             display.message(f"{job.config.recipe}, {job.label}: {job.run.summary}")
