@@ -18,13 +18,26 @@ from tests.test_run import Plane, rows
 from tests.test_run import plane as plane  # a fixture
 
 from rotationout import cli
-from rotationout.experiments import job, results, sweep
+from rotationout.cli import loading
+from rotationout.experiments import cifar, job, results, sweep
 from rotationout.experiments.config import Config
+from rotationout.experiments.images import files
 from rotationout.experiments.run import Run
+from rotationout.experiments.speech import features
 
 
 def make(config: Config) -> Run:
     return Plane(config, torch.randn(20, 4), torch.device("cpu"))
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "run.pt": lambda path: results.load_checkpoint(path, rows()[0]),
+    "val.pt": lambda path: files.open_split(path.parent, "val"),
+    "features.pt": features.load,
+    "cifar-100-python/test": lambda path: cifar.load(path.parent, "test"),
+    "inputs.npy": lambda path: loading.batches_of(str(path), 2, 2),
+    "inputs.pt": lambda path: loading.batches_of(str(path), 2, 2),
+}
 
 
 @pytest.mark.parametrize("option", ["--out", "--checkpoints"])
@@ -144,6 +157,41 @@ def test_a_checkpoint_that_a_full_gpu_has_no_room_for_is_not_said_to_be_damaged(
     capsys.readouterr()
     assert cli.main(["train", "plane", *plane]) == 1
     assert said(capsys) == "rotationout: there is not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+UNREADABLE = Path("/proc/self/mem")  # there, but what is at its beginning cannot be read
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="needs a file that cannot be read, whoever runs the tests")
+@pytest.mark.parametrize("read", READERS)
+def test_a_file_that_cannot_be_read_is_not_said_to_be_damaged(read: str, tmp_path: Path) -> None:
+    """It would be deleted, or made again."""
+    path = tmp_path / read
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(UNREADABLE)
+    with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
+        READERS[read](path)
+
+
+def test_a_checkpoint_that_the_memory_has_no_room_for_is_not_said_to_be_damaged(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    size = Path("/proc/self/statm")
+    if not size.exists():
+        pytest.skip("reads how much memory there is in /proc")
+    first = job.Job(rows()[0], make, tmp_path)
+    first.advance()
+    large = {**first.run.state(), "large": torch.zeros(2**29, dtype=torch.uint8)}
+    results.save_checkpoint(first.checkpoint, rows()[0], large, first.history)
+    del large
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(size.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, before[1]))
+    try:
+        with pytest.raises((MemoryError, RuntimeError), match="can't allocate memory"):
+            results.load_checkpoint(first.checkpoint, rows()[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    first.checkpoint.unlink()
 
 
 def test_what_another_sweep_has_recorded_is_not_begun(tmp_path: Path, capsys: Any) -> None:

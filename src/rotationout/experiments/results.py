@@ -23,6 +23,7 @@ from .config import Config
 __all__ = [
     "amend_record",
     "check_folders",
+    "check_readable",
     "load_checkpoint",
     "machine",
     "missing",
@@ -52,6 +53,15 @@ def check_folders(*folders: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def check_readable(path: Path) -> None:
+    """An error that names the file if it cannot be read: it need not be damaged, but is someone else's for example."""
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
@@ -114,11 +124,14 @@ def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: 
 
 def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state and the history that `save_checkpoint` wrote, if it was for the same config."""
+    check_readable(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         kept = type(config)(**content["config"])
         state, history = content["state"], content["history"]
     except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise
         raise ValueError(
             f"{path} is not a checkpoint of a run, or is damaged, or from another version of this package; delete it "
             "to start anew"

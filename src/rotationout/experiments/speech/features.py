@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..problems import Problem, UnusableError, refuse_if_many, report_all
-from ..results import write_whole
+from ..results import check_readable, write_whole
 from ..threads import one_thread
 from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
@@ -141,6 +141,7 @@ def save(features: Features, path: Path) -> None:
 
 def load(path: Path | str) -> Features:
     """Read the features that `save` wrote."""
+    check_readable(Path(path))
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         settings = content.pop("settings")
