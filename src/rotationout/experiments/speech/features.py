@@ -76,7 +76,10 @@ def open_corpus(
         return load(kept)
     features = compute(utterances, out=out)
     if kept is not None:
-        save(features, kept)
+        try:
+            save(features, kept)
+        except (OSError, RuntimeError) as error:  # where nothing can be written, each run computes them
+            print(f"the features are not kept in {cache}: {error}", file=sys.stderr if out is None else out)
     return features
 
 
