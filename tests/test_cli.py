@@ -147,6 +147,8 @@ MISTAKES = [
     ("bench --shape 1000000000,1000000000", 1, "there is not enough memory: "),
     ("bench --threads 1000000", 2, "Invalid value for '--threads'"),
     ("features . .", 2, "must be a file, but '.' is a folder"),
+    ("features . file/new/an4.pt", 1, "file/new: this must be a folder, not a file"),
+    ("images . file", 1, "file: this must be a folder, not a file"),
     ("score bccd --data . --results damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("score bccd --data . --results lacking", 1, "none_seed0.json is damaged, or not what its name says: KeyError"),
     (
