@@ -5,6 +5,9 @@ import io
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_cli import said
+from tests.test_cli import SOURCE, said
 from tests.test_run import Plane, rows
 from tests.test_run import plane as plane  # a fixture
 
@@ -192,6 +195,45 @@ def test_a_checkpoint_that_the_memory_has_no_room_for_is_not_said_to_be_damaged(
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     first.checkpoint.unlink()
+
+
+def test_a_run_with_a_long_name_is_recorded(tmp_path: Path) -> None:
+    """Temporary names must not be longer than names may be: this would be found out after the work."""
+    long = rows()[0].replace(row="a" * 240)
+    first = job.Job(long, make, tmp_path / "c")
+    first.advance()
+    assert first.save() == ""
+    assert sweep.sweep([long], make, folder=tmp_path / "r", checkpoints=tmp_path / "c") == []
+    assert [record["row"] for record in results.read_records(tmp_path / "r", "plane")] == [long.row]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rotationout.experiments.results import write_whole
+
+def write(temporary):
+    temporary.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+write_whole(Path(sys.argv[1]), write)
+"""
+
+
+def test_what_killed_processes_leave_goes_with_the_checkpoint(tmp_path: Path) -> None:
+    first, second = (job.Job(config, make, tmp_path / "c") for config in rows())
+    for each in (first, second):
+        each.advance()
+        assert each.save() == ""
+        script = [sys.executable, "-c", KILLED, str(each.checkpoint)]
+        assert subprocess.run(script, env={**os.environ, "PYTHONPATH": SOURCE}).returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "c" / "plane").iterdir())) == 4
+    while not first.run.finished:
+        first.advance()
+    first.finish(tmp_path / "r")
+    left = sorted(path.name for path in (tmp_path / "c" / "plane").iterdir())
+    assert len(left) == 2, "those of the other run"
+    assert all("rotation_seed0.pt" in name for name in left)
 
 
 def test_what_another_sweep_has_recorded_is_not_begun(tmp_path: Path, capsys: Any) -> None:

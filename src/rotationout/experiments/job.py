@@ -186,7 +186,7 @@ class Job:
             with suppress(OSError, RuntimeError):  # the disk may be full: what matters is why there is no record
                 results.save_checkpoint(self.checkpoint, self.config, state, self.history)
             raise
-        self.checkpoint.unlink(missing_ok=True)
+        results.delete_checkpoint(self.checkpoint)
 
     def close(self) -> None:
         """Flush and close the TensorBoard scalars, if there are any. What cannot be written any more is lost."""

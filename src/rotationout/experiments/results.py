@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -24,6 +25,7 @@ __all__ = [
     "amend_record",
     "check_folders",
     "check_readable",
+    "delete_checkpoint",
     "load_checkpoint",
     "machine",
     "missing",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 PACKAGE = Path(__file__).parents[1]
+LONGEST_NAME = 200
+"""Characters of a file's name in its temporary name: file systems allow 255."""
 
 
 def record_path(folder: Path, config: Config) -> Path:
@@ -180,7 +184,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, new: bool = Fals
         new: do not replace a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{_hidden(path)}{secrets.token_hex(4)}")  # machines that share a disk share numbers
     try:
         write(temporary)
         if new:
@@ -189,6 +193,17 @@ def write_whole(path: Path, write: Callable[[Path], object], *, new: bool = Fals
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _hidden(path: Path) -> str:
+    """What the temporary names of a file begin with; they are not longer than names may be."""
+    return f".{path.name[:LONGEST_NAME]}."
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Delete a checkpoint that is no longer needed, and what killed processes have left while they wrote it."""
+    for file in (path, *(file for file in path.parent.glob(".*") if file.name.startswith(_hidden(path)))):
+        file.unlink(missing_ok=True)
 
 
 def _place_new(temporary: Path, path: Path) -> None:
