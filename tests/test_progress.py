@@ -312,6 +312,25 @@ def test_tensorboard_reads_what_is_written(stop: int, tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("train_loss")] == [5, 10, 13]
 
 
+def test_a_score_is_written_where_it_was_tested_and_not_again(tmp_path: Path) -> None:
+    """Some tasks test only now and then."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Seldom(Plane):
+        def test(self) -> dict[str, float]:
+            return super().test() if self.step == 5 or self.finished else {}
+
+    def seldom(config: object) -> Seldom:
+        return Seldom(config, torch.randn(20, 4), torch.device("cpu"))
+
+    places = {"checkpoints": tmp_path / "c", "tensorboard": tmp_path / "t"}
+    run_all([rows()[0].replace(steps=20)], seldom, folder=tmp_path / "r", **places)
+    read = EventAccumulator(str(tmp_path / "t" / "plane" / "none_seed0")).Reload()
+    assert [event.step for event in read.Scalars("train_loss")] == [5, 10, 15, 20]
+    assert [event.step for event in read.Scalars("error")] == [5, 20]
+
+
 def test_without_tensorboard_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
