@@ -207,6 +207,27 @@ def test_a_run_with_a_long_name_is_recorded(tmp_path: Path) -> None:
     assert [record["row"] for record in results.read_records(tmp_path / "r", "plane")] == [long.row]
 
 
+def test_a_record_is_on_the_disk_before_its_checkpoint_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = job.Job(rows()[0], make, tmp_path / "c")
+    while not done.run.finished:
+        done.advance()
+    sync, seen = os.fsync, []
+
+    def watched(number: int) -> None:
+        sync(number)
+        written = Path(os.readlink(f"/proc/self/fd/{number}"))
+        seen.append((written.parent, json.loads(written.read_text())["row"], done.checkpoint.exists()))
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("reads the names of open files in /proc")
+    monkeypatch.setattr(os, "fsync", watched)
+    done.finish(tmp_path / "r")
+    assert seen == [(tmp_path / "r" / "plane", "none", True)]
+    assert not done.checkpoint.exists()
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

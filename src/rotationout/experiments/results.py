@@ -188,11 +188,18 @@ def write_whole(path: Path, write: Callable[[Path], object], *, new: bool = Fals
     try:
         write(temporary)
         if new:
+            _reach_disk(temporary)
             _place_new(temporary, path)
         else:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _reach_disk(path: Path) -> None:
+    """Wait until a file is on the disk: after a record its checkpoint is deleted, and a power cut must not empty it."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _hidden(path: Path) -> str:
