@@ -116,6 +116,7 @@ MISTAKES = [
     ("sweep an4 --data . --seeds 3-1", 2, "must be numbers and ranges, as in 0,1,2 or 0-4, got '3-1'"),
     ("sweep an4 --data . --seeds 4294967296", 2, "must be at most 4294967295, got '4294967296'"),
     ("train an4 --data . --seed 4294967296", 2, "'--seed': must be at most 4294967295, got 4294967296"),
+    ("train an4 --data . --seed -1", 2, "'--seed': must not be negative, got -1"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
     ("table an4", 1, "there are no records of an4 in results yet; run rotationout sweep an4"),

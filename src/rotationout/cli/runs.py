@@ -93,6 +93,8 @@ def train(
         rotationout train an4 --row rotation --seed 0 --data an4.pt
         rotationout train an4 --row rotation --p 0.1 --data an4.pt
     """
+    if seed < 0:
+        misuse(f"must not be negative, got {seed}", "--seed")
     if seed > MOST_SEED:
         misuse(f"must be at most {MOST_SEED}, got {seed}", "--seed")
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes)
