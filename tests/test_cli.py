@@ -115,6 +115,7 @@ MISTAKES = [
     ("train an4 --data . --device meta", 1, "device 'meta' was asked for, but torch cannot compute there"),
     ("sweep an4 --data . --seeds 3-1", 2, "must be numbers and ranges, as in 0,1,2 or 0-4, got '3-1'"),
     ("sweep an4 --data . --seeds 4294967296", 2, "must be at most 4294967295, got '4294967296'"),
+    ("sweep an4 --data . --seeds 0-4000000000", 2, "must be at most 10000 in a range, got '0-4000000000'"),
     ("train an4 --data . --seed 4294967296", 2, "'--seed': must be at most 4294967295, got 4294967296"),
     ("train an4 --data . --seed -1", 2, "'--seed': must not be negative, got -1"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
