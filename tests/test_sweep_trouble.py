@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -255,6 +256,33 @@ def test_what_killed_processes_leave_goes_with_the_checkpoint(tmp_path: Path) ->
     left = sorted(path.name for path in (tmp_path / "c" / "plane").iterdir())
     assert len(left) == 2, "those of the other run"
     assert all("rotation_seed0.pt" in name for name in left)
+
+
+def test_an_error_is_not_hidden_by_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    """Such a run has no order of its data yet, and nothing to save."""
+    first, second = rows()
+
+    def one(config: Config) -> Run:
+        if config == second:
+            raise ValueError("it cannot be made")
+        return make(config)
+
+    with pytest.raises(ValueError, match="it cannot be made"):
+        sweep.sweep([first, second], one, folder=tmp_path / "r", checkpoints=tmp_path / "c", together=2)
+    assert not list((tmp_path / "c").rglob("*.pt"))
+
+
+def test_a_record_names_its_commit_without_touching_the_repository(tmp_path: Path) -> None:
+    """Git's status would refresh the index, under a lock on which someone's commit fails."""
+    file = tmp_path / "__init__.py"
+    file.write_text("")
+    who = ["-c", "user.name=me", "-c", "user.email=me@here"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    os.utime(file, (1, 1))  # the index has another time
+    index = (tmp_path / ".git" / "index").read_bytes()
+    assert re.fullmatch("[0-9a-f]{40,}", results._commit(tmp_path))
+    assert (tmp_path / ".git" / "index").read_bytes() == index
 
 
 def test_what_another_sweep_has_recorded_is_not_begun(tmp_path: Path, capsys: Any) -> None:

@@ -143,6 +143,8 @@ class Job:
         """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
         if not self.step_complete:
             return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
+        if self.run.step == self.first_step:  # nothing is new, and a run without a step may have no state yet
+            return ""
         self.history |= {"seconds": self.seconds, "device_seconds": self.device_seconds}
         state = self.run.state()
         if processes.rank():

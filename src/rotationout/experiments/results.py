@@ -171,7 +171,10 @@ def _commit(package: Path = PACKAGE) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    around = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # do not get in the way of who commits there at this moment
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, env=around
+    )
     return done.stdout.strip()
 
 
