@@ -115,7 +115,9 @@ MISTAKES = [
     ("train an4 --data . --device meta", 1, "device 'meta' was asked for, but torch cannot compute there"),
     ("sweep an4 --data . --seeds 3-1", 2, "must be numbers and ranges, as in 0,1,2 or 0-4, got '3-1'"),
     ("sweep an4 --data . --seeds 4294967296", 2, "must be at most 4294967295, got '4294967296'"),
+    ("sweep an4 --data . --seeds 0-4000000000", 2, "must be at most 10000 in a range, got '0-4000000000'"),
     ("train an4 --data . --seed 4294967296", 2, "'--seed': must be at most 4294967295, got 4294967296"),
+    ("train an4 --data . --seed -1", 2, "'--seed': must not be negative, got -1"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
     ("table an4", 1, "there are no records of an4 in results yet; run rotationout sweep an4"),
@@ -147,6 +149,8 @@ MISTAKES = [
     ("bench --shape 1000000000,1000000000", 1, "there is not enough memory: "),
     ("bench --threads 1000000", 2, "Invalid value for '--threads'"),
     ("features . .", 2, "must be a file, but '.' is a folder"),
+    ("features . file/new/an4.pt", 1, "file/new: this must be a folder, not a file"),
+    ("images . file", 1, "file: this must be a folder, not a file"),
     ("score bccd --data . --results damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),
     ("score bccd --data . --results lacking", 1, "none_seed0.json is damaged, or not what its name says: KeyError"),
     (

@@ -52,6 +52,23 @@ def test_characters_that_an_encoding_has_not_are_no_mistake(results: str) -> Non
     assert typed("bench", "--help", PYTHONIOENCODING="ascii").returncode == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")
+def test_a_folder_whose_name_is_no_text_is_printed(tmp_path: Path) -> None:
+    """As it is or, in JSON, escaped; after the work it would be too late for an error."""
+    images = tmp_path / "images" / "train" / "dog"
+    images.mkdir(parents=True)
+    (images / "a.png").write_bytes(b"packed as it is")
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    words = [b"images", os.fsencode(tmp_path / "images"), folder, b"--split", b"train"]
+    script = [sys.executable, "-m", "rotationout.cli", *words]
+    around = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONIOENCODING": "utf-8"}  # strict, as in most places
+    plain, data = (subprocess.run([*script, *more], capture_output=True, env=around) for more in ([], ["--json"]))
+    assert (plain.returncode, plain.stderr) == (0, b"")
+    assert plain.stdout.startswith(folder + b"/train.pt: ")
+    ((file, _),) = [found.values() for found in json.loads(data.stdout.decode("utf-8"))]
+    assert os.fsencode(file) == folder + b"/train.pt"
+
+
 def test_an_interrupt_before_the_command_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Of ``train`` the options of its fields are looked up first, for which torch is imported."""
 

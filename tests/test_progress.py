@@ -6,15 +6,18 @@ import re
 import signal
 import sys
 import types
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from tests.test_run import Plane, rows
 from tests.training_runs import finish
+from torch import Tensor
 
 from rotationout import cli
 from rotationout.experiments import job, progress, results, sweep
+from rotationout.experiments.config import Config
 from rotationout.experiments.run import Run
 from rotationout.experiments.sweep import sweep as run_all
 
@@ -31,6 +34,15 @@ class Terminal(io.StringIO):
 def test_a_closed_stderr_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)  # as after 2>&-
     assert run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c") == []
+    assert len(list((tmp_path / "a").rglob("*.json"))) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_log_on_a_full_disk_stops_no_run(tmp_path: Path) -> None:
+    out = open("/dev/full", "w")  # noqa: SIM115 - closing it fails
+    assert run_all(rows(), new, folder=tmp_path / "a", checkpoints=tmp_path / "c", out=out) == []
+    with pytest.raises(OSError, match="No space left"):
+        out.close()
     assert len(list((tmp_path / "a").rglob("*.json"))) == 2
 
 
@@ -67,6 +79,30 @@ def test_a_terminal_has_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert re.search(r"━ +5/6 loss \d\.\d+, error .* min left \(and 1 waiting\)", text)
     assert "plane, none [of/all], seed 0: last_error " in text
     assert "\x1b[?25h" in text.rpartition("next")[2], "the cursor is back"
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_runs_that_have_ended_leave_the_memory(kind: type[io.StringIO], tmp_path: Path) -> None:
+    """Those that went well and those that did not: on a GPU the next run needs their room."""
+    pytest.importorskip("rich")
+    alive: weakref.WeakSet[Run] = weakref.WeakSet()
+    seen: list[set[str]] = []
+
+    class Lost(Plane):
+        def batch_loss(self) -> Tensor:
+            return super().batch_loss() * (float("nan") if "lost" in self.config.row else 1.0)
+
+    def one(config: Config) -> Run:
+        seen.append({run.config.row for run in alive})
+        run = Lost(config, torch.randn(20, 4), torch.device("cpu"))
+        run.cycle = run  # as CUDA graphs are in reference cycles
+        alive.add(run)
+        return run
+
+    settings = [rows()[0].replace(row=row) for row in ("lost", "good", "lost too", "last")]
+    with pytest.raises(FloatingPointError, match=r"row 'lost', .*; the loss of plane, row 'lost too', "):
+        run_all(settings, one, folder=tmp_path, checkpoints=tmp_path, out=kind())
+    assert seen == [set()] * 4
 
 
 def test_a_process_that_is_not_the_first_is_silent() -> None:
@@ -274,6 +310,25 @@ def test_tensorboard_reads_what_is_written(stop: int, tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "t" / "plane" / "none_seed0"))
     events.Reload()
     assert [event.step for event in events.Scalars("train_loss")] == [5, 10, 13]
+
+
+def test_a_score_is_written_where_it_was_tested_and_not_again(tmp_path: Path) -> None:
+    """Some tasks test only now and then."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Seldom(Plane):
+        def test(self) -> dict[str, float]:
+            return super().test() if self.step == 5 or self.finished else {}
+
+    def seldom(config: object) -> Seldom:
+        return Seldom(config, torch.randn(20, 4), torch.device("cpu"))
+
+    places = {"checkpoints": tmp_path / "c", "tensorboard": tmp_path / "t"}
+    run_all([rows()[0].replace(steps=20)], seldom, folder=tmp_path / "r", **places)
+    read = EventAccumulator(str(tmp_path / "t" / "plane" / "none_seed0")).Reload()
+    assert [event.step for event in read.Scalars("train_loss")] == [5, 10, 15, 20]
+    assert [event.step for event in read.Scalars("error")] == [5, 20]
 
 
 def test_without_tensorboard_it_is_said_how_to_get_it(

@@ -57,6 +57,25 @@ def test_a_bad_manifest(tmp_path: Path, manifest: str, split: str | None, messag
         read_manifest(data_set(tmp_path, manifest), split)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [MANIFEST.replace("YES", "CAFÉ").encode("latin1"), MANIFEST.replace("YES", 200_000 * "A").encode()],
+    ids=["latin1", "long"],
+)
+def test_a_manifest_in_another_encoding_is_named(tmp_path: Path, text: bytes) -> None:
+    """And so is one with a text that is too long for Python's csv."""
+    data_set(tmp_path).joinpath("manifest.tsv").write_bytes(text)
+    with pytest.raises(ValueError, match=r"manifest.tsv must be UTF-8 text, columns between tabs: "):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["wav.scp", "text", "utt2spk"])
+def test_a_table_of_kaldis_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+    (kaldi(tmp_path) / "train" / name).write_bytes("a CAFÉ\nb NO\n".encode("latin1"))
+    with pytest.raises(ValueError, match=f"{name} must be UTF-8 text: "):
+        read_kaldi(tmp_path, "train")
+
+
 def test_a_missing_corpus(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no manifest.tsv; folder must hold that and flac"):
         read_manifest(tmp_path)

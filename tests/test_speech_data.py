@@ -65,6 +65,14 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @needs_soundfile
+def test_features_that_cannot_be_kept_are_used_all_the_same(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = io.StringIO()
+    assert len(features.open_corpus(corpus, cache=tmp_path / "file" / "cache", out=out)) == 24
+    assert f"the features are not kept in {tmp_path / 'file' / 'cache'}: " in out.getvalue()
+
+
+@needs_soundfile
 def test_features_are_normalised_by_speaker_and_kept(corpus: Path, tmp_path: Path) -> None:
     found = features.open_corpus(corpus, cache=tmp_path / "cache")
     assert found.frames.dtype == torch.float16

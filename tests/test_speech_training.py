@@ -160,6 +160,14 @@ def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     assert resumed.facts == whole.facts
 
 
+@pytest.mark.parametrize("count", [12, 30])
+def test_a_run_is_not_resumed_on_other_utterances(count: int) -> None:
+    first = corpus()(config())
+    first.advance()
+    with pytest.raises(ValueError, match=f"it has batches of other utterances than these {count}"):
+        corpus(count)(config()).restore(first.state())
+
+
 def test_a_test_is_without_noise_and_leaves_the_network_as_it_is() -> None:
     run = corpus()(config())
     run.advance()

@@ -110,6 +110,15 @@ def test_two_processes_reach_the_losses_of_one(data: Path) -> None:
     assert turned["train_loss"] == pytest.approx(turned_alone["train_loss"], rel=0.05)
 
 
+def test_what_the_first_process_says_is_not_lost_among_tracebacks_of_the_others(tmp_path: Path) -> None:
+    """They wait for it, and lose the connection."""
+    (tmp_path / "file").touch()
+    words = ["train", TABLE, "--data", str(tmp_path), "--out", str(tmp_path / "file"), "--device", "cpu"]
+    said = torchrun("-m", "rotationout.cli", *words, code=1)
+    assert said.count(f"rotationout: {tmp_path / 'file' / TABLE}: this must be a folder, not a file") == 1
+    assert "[rank1]: Traceback" not in said
+
+
 def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "size", lambda: 3)
     with pytest.raises(ValueError, match="batch = 128 cannot be shared equally by 3 processes"):

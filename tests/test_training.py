@@ -18,6 +18,7 @@ from rotationout import cli
 from rotationout.experiments import cifar, networks, results, sweep
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import Classification, ClassificationConfig, build_network
+from rotationout.experiments.job import Job
 from rotationout.experiments.run import Run
 from rotationout.recipes import cifar100, search
 
@@ -146,6 +147,18 @@ def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     """Stopped inside an epoch, at its end, on the ramp and after it, around a milestone."""
     new = make(images(64), images(20, seed=1))
     assert_resumes(lambda: new(config()), stop, tmp_path)
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("count", [40, 66])
+def test_a_run_is_not_resumed_on_other_images(count: int, tmp_path: Path) -> None:
+    """Its order has images that may not exist: on a GPU their numbers would end all runs."""
+    first = Job(config(), make(images(64), images(20, seed=1)), tmp_path)
+    first.advance()
+    assert first.save() == ""
+    with pytest.raises(ValueError, match=rf"\(it has seen 64 training images; now there are {count}\)"):
+        Job(config(), make(images(count), images(20, seed=1)), tmp_path)
+    assert Job(config(), make(images(64), images(20, seed=1)), tmp_path).run.step == 1
 
 
 @pytest.mark.usefixtures("_small")

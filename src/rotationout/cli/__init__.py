@@ -49,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Discard what is printed to a closed stream, and print ``?`` for characters that the encoding does not have."""
+    """Discard what is printed to a closed stream, and print ``?`` for characters that the encoding does not have.
+
+    Bytes of a file's name that are no characters are printed as they are.
+    """
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
-    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
-        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        unicode = sys.stdout.encoding.lower().startswith("utf")
+        sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")

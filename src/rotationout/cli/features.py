@@ -33,9 +33,11 @@ def features(
         rotationout features CORPUS an4.pt --split train --split test
     """
     from ..experiments.problems import counts
+    from ..experiments.results import check_folders
     from ..experiments.speech.features import open_corpus, save
 
     check_file(file, "FILE")  # before the work, not after it
+    check_folders(file.parent)
     found = open_corpus(data, split or None)
     save(found, file)
     left_out = counts(found.problems)

@@ -32,7 +32,9 @@ def images(
         rotationout images IMAGEWOOF out/imagewoof
     """
     from ..experiments.images.files import pack
+    from ..experiments.results import check_folders
 
+    check_folders(folder)  # before the work, not after it
     paths = pack(data, folder, split or ["train", "val"])
     if json:
         print_json([{"file": str(path), "bytes": path.stat().st_size} for path in paths])

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..experiments.results import check_readable
 from .trouble import misuse
 
 __all__ = ["batches_of", "checked_call", "load_weights", "model_of", "object_of"]
@@ -140,6 +141,7 @@ def _told(error: BaseException) -> str:
 
 def _content(path: Path) -> Any:
     """What a file holds, as tensors."""
+    check_readable(path)
     try:
         if path.suffix.lower() in (".npy", ".npz"):
             import numpy as np

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from textwrap import fill
@@ -30,7 +31,9 @@ def print_json(data: Any) -> None:
     }
     """
     every = sys.stdout.encoding is None or sys.stdout.encoding.lower().startswith("utf")  # else characters are escaped
-    print(json.dumps(_finite(data), indent=1, ensure_ascii=not every, allow_nan=False))
+    text = json.dumps(_finite(data), indent=1, ensure_ascii=not every, allow_nan=False)
+    # Bytes of a file's name that are no characters are no JSON either.
+    print(re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def _finite(data: Any) -> Any:

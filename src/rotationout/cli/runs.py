@@ -27,6 +27,8 @@ __all__ = ["numbers", "sweep", "train"]
 
 MOST_SEED = 2**32 - 1
 """Torch's CPU generator ignores the higher bits of a seed."""
+MOST_SEEDS = 10_000
+"""More runs of each row are a slip of the hand, whose list could fill the memory."""
 
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", exists=True, help="The data set, as described above.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write records to.")]
@@ -93,6 +95,8 @@ def train(
         rotationout train an4 --row rotation --seed 0 --data an4.pt
         rotationout train an4 --row rotation --p 0.1 --data an4.pt
     """
+    if seed < 0:
+        misuse(f"must not be negative, got {seed}", "--seed")
     if seed > MOST_SEED:
         misuse(f"must be at most {MOST_SEED}, got {seed}", "--seed")
     way = Way(data, out, checkpoints, device, compile, tensorboard, minutes)
@@ -155,7 +159,10 @@ def numbers(text: str) -> list[int]:
             misuse(f"must be numbers and ranges, as in 0,1,2 or 0-4, got {text!r}", "--seeds")
         if int(match[2] or match[1]) > MOST_SEED:
             misuse(f"must be at most {MOST_SEED}, got {text!r}", "--seeds")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        seeds = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(seeds) > MOST_SEEDS:
+            misuse(f"must be at most {MOST_SEEDS} in a range, got {text!r}", "--seeds")
+        found += seeds
     return list(dict.fromkeys(found))
 
 

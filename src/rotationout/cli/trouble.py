@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -52,8 +53,8 @@ def show_tracebacks(shown: bool) -> None:
 
 
 def say(message: str) -> None:
-    """A line on stderr."""
-    print(f"rotationout: {message}", file=sys.stderr)
+    """A line on stderr, written at once: several processes may have something to say."""
+    print(f"rotationout: {message}\n", file=sys.stderr, end="", flush=True)
 
 
 def misuse(message: str, option: str) -> NoReturn:
@@ -100,7 +101,8 @@ def told(function: Callable[..., None], *, goes_on: bool = False) -> Callable[..
         except BrokenPipeError:  # whoever read the output has seen enough
             raise
         except (ValueError, OSError, FloatingPointError, ImportError, MemoryError, RuntimeError) as error:
-            if _tracebacks or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
+            known = not isinstance(error, RuntimeError) or _out_of_memory(error) or _left_alone(error)
+            if _tracebacks or not known:
                 raise
             say(_line(error))
             raise typer.Exit(FAILED) from None
@@ -113,12 +115,20 @@ def _out_of_memory(error: RuntimeError) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
+def _left_alone(error: RuntimeError) -> bool:
+    """Whether another process of torchrun has ended, which says why; gloo then loses its connection."""
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return "TORCHELASTIC_RUN_ID" in os.environ and "gloo" in str(error) and any(text in str(error) for text in lost)
+
+
 def _line(error: Exception) -> str:
     """What to say about a user's error; raises the error again if it is a missing module that no extra installs."""
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
         return f"{error.filename}: this must be a folder, not a file"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # the latter is what was to be moved there
+    if isinstance(error, RuntimeError) and _left_alone(error):
+        return "another process has ended; what it says is the reason"
     if isinstance(error, MemoryError | RuntimeError):
         return f"there is not enough memory: {str(error).partition('. Error code')[0] or repr(error)}"
     if not isinstance(error, ModuleNotFoundError) or error.name is None:

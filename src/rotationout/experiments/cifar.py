@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .results import check_readable
+
 __all__ = ["Images", "augment", "draw_cuts", "load", "normalize", "statistics"]
 
 CLASSES, SIZE, PADDING = 100, 32, 4
@@ -52,6 +54,7 @@ def load(root: Path | str, split: str) -> Images:
             f"{path} does not exist; give the folder that holds cifar-100-python/{{train,test}}, as unpacked from "
             "cifar-100-python.tar.gz"
         )
+    check_readable(path)
     try:
         with path.open("rb") as file:
             content = _Plain(file, encoding="latin1").load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ class Job:
         """Continue from a checkpoint; if it does not fit this version of the code, an error names its file."""
         try:
             self.run.restore(state)
+            # Older checkpoints lack the run's share of the device's time: it counts as an equal share.
+            history = {"device_seconds": history["seconds"] / self.together, **history}
             self.history = {name: history[name] for name in self.history}
         except torch.cuda.OutOfMemoryError:
             raise
@@ -121,20 +124,30 @@ class Job:
                 f"({' '.join(str(error).split()) or repr(error)}); move it away to start anew"
             ) from error
 
-    def advance(self) -> None:
-        """Do one step, if one is left: a run that was kept because its record could not be written has none."""
+    def advance(self) -> str:
+        """Do one step, if one is left: a run that was kept because its record could not be written has none.
+
+        If its scalars cannot be written, the run goes on without, and the reason is returned.
+        """
         if self.run.finished:
-            return
+            return ""
         self.step_complete = False  # until the step is done: a step that breaks off leaves no state to continue from
         self.run.advance()
         self.step_complete = True
-        if self.scalars is not None:
-            self.scalars.write(self.run)
+        try:
+            if self.scalars is not None:
+                self.scalars.write(self.run)
+        except OSError as error:
+            self.scalars = None
+            return f"{self.config.recipe}, {self.label}: no more scalars from step {self.run.step} on: {error}"
+        return ""
 
     def save(self) -> str:
         """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
         if not self.step_complete:
             return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
+        if self.run.step == self.first_step:  # nothing is new, and a run without a step may have no state yet
+            return ""
         self.history |= {"seconds": self.seconds, "device_seconds": self.device_seconds}
         state = self.run.state()
         if processes.rank():
@@ -142,7 +155,9 @@ class Job:
         try:
             results.save_checkpoint(self.checkpoint, self.config, state, self.history)
         except (OSError, RuntimeError) as error:
-            return f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: {error}"
+            # If there is no room, torch only says how many bytes of how many it has written.
+            full = "is the disk full? " if isinstance(error, RuntimeError) else ""
+            return f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: {full}{error}"
         return ""
 
     def finish(self, folder: Path) -> None:
@@ -173,11 +188,13 @@ class Job:
                 results.write_beside(path, ending, content)
             results.write_record(path, self.config, measured)
         except OSError:
-            results.save_checkpoint(self.checkpoint, self.config, state, self.history)
+            with suppress(OSError, RuntimeError):  # the disk may be full: what matters is why there is no record
+                results.save_checkpoint(self.checkpoint, self.config, state, self.history)
             raise
-        self.checkpoint.unlink(missing_ok=True)
+        results.delete_checkpoint(self.checkpoint)
 
     def close(self) -> None:
-        """Flush and close the TensorBoard scalars, if there are any."""
+        """Flush and close the TensorBoard scalars, if there are any. What cannot be written any more is lost."""
         if self.scalars is not None:
-            self.scalars.close()
+            with suppress(OSError):
+                self.scalars.close()

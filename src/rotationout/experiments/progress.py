@@ -6,6 +6,7 @@ import importlib.util
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -62,8 +63,13 @@ class Lines(Display):
         self.out = out
 
     def message(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self.out, flush=True)
+        """Print a line. If the disk of a log is full, the line is lost and the runs go on."""
+        try:
+            print(text, file=self.out, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
 
     def show(self, jobs: Sequence[Job], waiting: int) -> None:
         """Print one line: seconds since the start, then every run."""
@@ -92,7 +98,7 @@ class Bars(Display):
             console=Console(file=out, highlight=False),
             auto_refresh=False,
         )
-        self._bars: dict[Job, Any] = {}
+        self._bars: dict[Path, Any] = {}  # by their checkpoints: a job would keep a run that has ended in memory
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -107,13 +113,13 @@ class Bars(Display):
 
     def show(self, jobs: Sequence[Job], waiting: int) -> None:
         """Update the bars of active runs, and remove those of runs that have ended."""
-        for job in [job for job in self._bars if job not in jobs]:
-            self._progress.remove_task(self._bars.pop(job))
+        for ended in self._bars.keys() - {job.checkpoint for job in jobs}:
+            self._progress.remove_task(self._bars.pop(ended))
         for job in jobs:
-            if job not in self._bars:
-                self._bars[job] = self._progress.add_task(job.label, total=job.config.steps, state="")
+            if job.checkpoint not in self._bars:
+                self._bars[job.checkpoint] = self._progress.add_task(job.label, total=job.config.steps, state="")
             more = f" (and {waiting} waiting)" if waiting and job is jobs[-1] else ""
-            self._progress.update(self._bars[job], completed=job.run.step, state=f"{_state(job)}{more}")
+            self._progress.update(self._bars[job.checkpoint], completed=job.run.step, state=f"{_state(job)}{more}")
         self._progress.refresh()
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -23,6 +24,8 @@ from .config import Config
 __all__ = [
     "amend_record",
     "check_folders",
+    "check_readable",
+    "delete_checkpoint",
     "load_checkpoint",
     "machine",
     "missing",
@@ -38,6 +41,8 @@ __all__ = [
 ]
 
 PACKAGE = Path(__file__).parents[1]
+LONGEST_NAME = 200
+"""Characters of a file's name in its temporary name: file systems allow 255."""
 
 
 def record_path(folder: Path, config: Config) -> Path:
@@ -52,6 +57,15 @@ def check_folders(*folders: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def check_readable(path: Path) -> None:
+    """An error that names the file if it cannot be read: it need not be damaged, but is someone else's for example."""
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_record(path: Path, config: Config, measured: dict[str, Any]) -> None:
@@ -114,11 +128,14 @@ def save_checkpoint(path: Path, config: Config, state: dict[str, Any], history: 
 
 def load_checkpoint(path: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state and the history that `save_checkpoint` wrote, if it was for the same config."""
+    check_readable(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         kept = type(config)(**content["config"])
         state, history = content["state"], content["history"]
     except Exception as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise
         raise ValueError(
             f"{path} is not a checkpoint of a run, or is damaged, or from another version of this package; delete it "
             "to start anew"
@@ -154,7 +171,10 @@ def _commit(package: Path = PACKAGE) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    around = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # do not get in the way of who commits there at this moment
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, env=around
+    )
     return done.stdout.strip()
 
 
@@ -167,15 +187,33 @@ def write_whole(path: Path, write: Callable[[Path], object], *, new: bool = Fals
         new: do not replace a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{_hidden(path)}{secrets.token_hex(4)}")  # machines that share a disk share numbers
     try:
         write(temporary)
         if new:
+            _reach_disk(temporary)
             _place_new(temporary, path)
         else:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _reach_disk(path: Path) -> None:
+    """Wait until a file is on the disk: after a record its checkpoint is deleted, and a power cut must not empty it."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _hidden(path: Path) -> str:
+    """What the temporary names of a file begin with; they are not longer than names may be."""
+    return f".{path.name[:LONGEST_NAME]}."
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Delete a checkpoint that is no longer needed, and what killed processes have left while they wrote it."""
+    for file in (path, *(file for file in path.parent.glob(".*") if file.name.startswith(_hidden(path)))):
+        file.unlink(missing_ok=True)
 
 
 def _place_new(temporary: Path, path: Path) -> None:

@@ -116,13 +116,15 @@ def _advance(
 ) -> bool:
     """Do one step; whether the run goes on. If it ended, its record is written, or ``failed`` gets the reason."""
     try:
-        job.advance()
+        trouble = job.advance()
+        if trouble:
+            display.message(trouble)
         if job.run.finished:
             job.finish(folder)
             display.message(f"{job.config.recipe}, {job.label}: {job.run.summary}")
     except (FloatingPointError, FileExistsError) as error:  # the other runs go on
         display.message(str(error))
-        failed.append(error)
+        failed.append(type(error)(str(error)))  # a copy without a traceback, which would keep the run in memory
         return False
     return not job.run.finished
 

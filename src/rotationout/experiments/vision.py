@@ -136,7 +136,11 @@ class VisionRun(Run, Generic[Data]):
         return {**super().state(), "plan": self.plan, **found}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
+        """Continue from a `state`; an error if there were more or fewer training images, as its plan does not fit."""
+        if len(state["plan"]) not in (0, len(self.train_images)):
+            raise ValueError(
+                f"it has seen {len(state['plan'])} training images; now there are {len(self.train_images)}"
+            )
         super().restore(state)
         self.plan = state["plan"]
         if len(self.plan):

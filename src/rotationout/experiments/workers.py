@@ -25,7 +25,7 @@ from typing import Any, TextIO, cast
 import torch
 import torch.distributed as dist
 
-from . import processes, results
+from . import processes, progress, results
 from .config import Config
 from .run import Run
 from .sweep import sweep
@@ -104,10 +104,10 @@ def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config
         raise ValueError(f"processes must be 1 under torchrun, whose processes share every run, got {count!r}")
     missing = results.missing(work.folder, work.configs)
     shares = replace(work, configs=missing).split(count)
-    lines = sys.stderr if out is None else out
+    lines = progress.Lines(sys.stderr if out is None else out)
     if len(missing) < len(work.configs):
         done = len(work.configs) - len(missing)
-        print(f"{done} of {len(work.configs)} runs have a record already", file=lines, flush=True)
+        lines.message(f"{done} of {len(work.configs)} runs have a record already")
     children: list[_Child] = []
     with _forwarded_signals(children) as interrupts:
         try:
@@ -166,7 +166,7 @@ class _Child:
         return str(message)
 
 
-def _print_lines(children: Sequence[_Child], out: TextIO) -> None:
+def _print_lines(children: Sequence[_Child], lines: progress.Lines) -> None:
     """Print the lines that the children send, until all have ended."""
     by_receiver = {child.receiver: child for child in children}
     while by_receiver:
@@ -177,7 +177,7 @@ def _print_lines(children: Sequence[_Child], out: TextIO) -> None:
                 del by_receiver[receiver]  # type: ignore[arg-type]
                 line = child.exit_message
             if line is not None:
-                print(f"{child.share.name}: {line}", file=out, flush=True)
+                lines.message(f"{child.share.name}: {line}")
 
 
 def _raise_errors(children: Sequence[_Child]) -> None:

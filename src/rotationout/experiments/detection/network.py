@@ -13,6 +13,8 @@ from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
+from ..results import check_readable
+
 __all__ = ["BACKBONES", "Detector", "load_weights"]
 
 BACKBONES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -108,6 +110,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(
             f"{path} does not exist; initialization = 'imagenet' needs torchvision's checkpoint of the backbone there"
         )
+    check_readable(path)
     try:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         weights["conv1.weight"], weights["layer4.0.bn1.running_var"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..pixels import decode
-from ..results import write_whole
+from ..results import check_readable, write_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -144,6 +144,7 @@ def pack(path: Path | str, folder: Path, splits: Sequence[str] = ("train", "val"
 
 def _load(path: Path, split: str) -> Packed:
     """Read a file that `pack` wrote, without executing any code in it."""
+    check_readable(path)
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         version = content.pop("version")

@@ -59,12 +59,12 @@ def read_manifest(folder: Path | str, split: str | None = None) -> list[Utteranc
         raise FileNotFoundError(f"{root} has no manifest.tsv; folder must hold that and flac/<split>/<utt>.flac")
     with manifest.open(encoding="utf-8", newline="") as lines:
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        missing = set(COLUMNS).difference(table.fieldnames or ())
-        if missing:
-            raise ValueError(
-                f"{manifest} needs the columns {', '.join(COLUMNS)}; it lacks {', '.join(sorted(missing))}"
-            )
-        rows = list(table)
+        try:
+            missing, rows = set(COLUMNS).difference(table.fieldnames or ()), list(table)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{manifest} must be UTF-8 text, columns between tabs: {error}") from error
+    if missing:
+        raise ValueError(f"{manifest} needs the columns {', '.join(COLUMNS)}; it lacks {', '.join(sorted(missing))}")
     for number, row in enumerate(rows, start=2):
         if any(row[column] is None for column in COLUMNS) or None in row:
             raise ValueError(f"{manifest}, line {number}: the columns do not match those of the first line")
@@ -112,7 +112,11 @@ def _read(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; a data directory of Kaldi's has wav.scp, text and utt2spk")
     table: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8 text: {error}") from error
+    for number, line in enumerate(lines, start=1):
         name, *rest = line.split(maxsplit=1) or [""]
         if not name or name in table:
             raise ValueError(f"{path}, line {number}: {f'{name!r} is there twice' if name else 'the line is empty'}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..problems import Problem, UnusableError, refuse_if_many, report_all
-from ..results import write_whole
+from ..results import check_readable, write_whole
 from ..threads import one_thread
 from .audio import FEATURES, HOP, SAMPLE_RATE, WINDOW, log_filter_banks, read_audio
 from .corpus import Utterance, read_corpus
@@ -76,7 +76,10 @@ def open_corpus(
         return load(kept)
     features = compute(utterances, out=out)
     if kept is not None:
-        save(features, kept)
+        try:
+            save(features, kept)
+        except (OSError, RuntimeError) as error:  # where nothing can be written, each run computes them
+            print(f"the features are not kept in {cache}: {error}", file=sys.stderr if out is None else out)
     return features
 
 
@@ -141,6 +144,7 @@ def save(features: Features, path: Path) -> None:
 
 def load(path: Path | str) -> Features:
     """Read the features that `save` wrote."""
+    check_readable(Path(path))
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         settings = content.pop("settings")

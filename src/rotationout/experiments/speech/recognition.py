@@ -242,9 +242,12 @@ class Recognition(Run):
         return {**super().state(), "order": self.order, "transcripts": self.transcripts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
+        """Continue from a `state`; an error if its batches cannot be of these training utterances."""
+        order: Tensor = state["order"]
+        if len(order) and (len(order) != self.steps_per_epoch or int(order.max()) >= len(self.corpus.train)):
+            raise ValueError(f"it has batches of other utterances than these {len(self.corpus.train)}")
         super().restore(state)
-        self.order, self.transcripts = state["order"], state["transcripts"]
+        self.order, self.transcripts = order, state["transcripts"]
         self.order_on_device = self.order.to(self.device)
 
     def _train_step(self) -> None:
