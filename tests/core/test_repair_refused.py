@@ -202,3 +202,45 @@ def test_code_that_overwrites_a_tensor_is_not_read_but_run(how: str) -> None:
     for _ in range(60):
         same(torch.randn(64, 4))
     assert len(correct_batchnorm_(same).layers) == 1
+
+
+class Inside(nn.Module):
+    """Something that may drop features, then a noise directly before BatchNorm."""
+
+    def __init__(self, make: Callable[[float], Any], p: float) -> None:
+        super().__init__()
+        self.code, self.noise, self.norm = make(p), ro.nn.CentredDropout(0.5, dim=1), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attends = isinstance(self.code, nn.MultiheadAttention)
+        y = self.code(x, x, x) if attends else self.code(x)
+        return self.norm(self.noise(y[0] if attends or isinstance(self.code, nn.LSTM) else y))
+
+
+INSIDE: dict[str, Callable[[float], Any]] = {
+    "function": lambda p: lambda x: F.dropout(x, p),
+    "attention": lambda p: lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=p),
+    "attention by place": lambda p: lambda x: F.scaled_dot_product_attention(x, x, x, None, p),
+    "MultiheadAttention": lambda p: nn.MultiheadAttention(4, 2, dropout=p),
+    "LSTM": lambda p: nn.LSTM(4, 4, num_layers=2, dropout=p),
+    "transformer": lambda p: nn.TransformerEncoderLayer(4, 2, 8, dropout=p),
+}
+
+
+@pytest.mark.parametrize("how", ["example_inputs", "code"])
+@pytest.mark.parametrize("case", INSIDE)
+def test_what_drops_nothing_is_no_noise_wherever_it_is(case: str, how: str) -> None:
+    x = torch.randn(9, 4)
+    given = {"example_inputs": x} if how == "example_inputs" else {}
+    noisy = trained(Inside(INSIDE[case], 0.5), [x], 50)
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm1d\): .* reaches it through .*CentredDropout, after which"):
+        correct_batchnorm_(noisy, **given)
+    assert len(correct_batchnorm_(trained(Inside(INSIDE[case], 0.0), [x], 50), **given)) == 1
+
+
+@pytest.mark.parametrize(
+    "code", [F.normalize, lambda x: F.dropout(x, 0.5, False), nn.LSTM(4, 4)], ids=["normalize", "off", "LSTM"]
+)
+def test_what_is_certain_is_no_noise(code: Any) -> None:
+    model = trained(Inside(lambda p: code, 0.5), [torch.randn(9, 4)], 50)
+    assert len(correct_batchnorm_(model)) == 1

@@ -14,13 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.base import CentredNoise
 from ..placing._layout import dims_of_module, dims_of_noise, takes_axis
 from ..placing._slot import After, Before, Slot
-from ._flow import Flow, Link, Paths, disturbed, is_norm, noises_of, passed
+from ._flow import Flow, Link, Paths, acts, disturbed, is_norm, noises_of, passed
 
 __all__ = ["UntraceableError", "trace"]
 
 
 _RANDOM = ("dropout", "bernoulli", "rand_like", "randn_like", "normal", "uniform", "rrelu")
-"""Parts of the names of functions and methods that draw random numbers."""
+"""Parts of the names of functions and methods that draw random numbers; ``normalize`` does not."""
 
 
 _IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
@@ -100,15 +100,28 @@ class _Reader:
             self.flow.calls[name] += 1
             paths = {} if isinstance(module, _BatchNorm) else passed([paths], type(module).__name__)
         elif not isinstance(module, nn.Identity):
-            paths = passed([paths], type(module).__name__)
+            paths = {**passed([paths], type(module).__name__), **self._inside(module)}
         return self._slot(module, After.key, paths)
+
+    def _inside(self, module: nn.Module) -> Paths:
+        """The noises inside a layer of torch whose code is not read, such as that of a transformer."""
+        children = [child for child in module.children() if not isinstance(child, Slot)]
+        found: Paths = {}
+        for part in (module, *(inner for child in children for inner in child.modules())):
+            name = self.names[part]
+            if name in self.noises and acts(part):
+                found[name] = (type(module).__name__,)
+            elif part.training and _drops(part):
+                found[f"dropout in {name}"] = (type(module).__name__,)
+                self.flow.draws.append(("dropout", name))
+        return found
 
     def _function(self, node: fx.Node, paths: Paths) -> Paths:
         if node.op not in ("call_function", "call_method"):
             return paths
         operation = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         paths = passed([paths], operation.strip("_"))
-        if any(name in operation for name in _RANDOM) and node.kwargs.get("training", True):
+        if _draws(operation, node):
             paths[f"{operation} in the model"] = ()
             self.flow.draws.append((operation, ""))
         return paths
@@ -136,6 +149,21 @@ class _Reader:
 
     def _merged(self, given: list[Paths]) -> Paths:
         return {source: path for paths in given for source, path in paths.items()}
+
+
+def _draws(operation: str, node: fx.Node) -> bool:
+    """Whether a function or method draws random numbers; Dropout does not in testing mode, nor with p = 0."""
+    if operation == "scaled_dot_product_attention":
+        return bool(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0))
+    off = not node.kwargs.get("training", True) or node.kwargs.get("p", 1.0) == 0
+    return operation != "normalize" and any(name in operation for name in _RANDOM) and not off
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a layer of torch has an argument ``dropout`` that acts; in recurrent ones it does between layers."""
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
 def _aligned(noise: nn.Module, layer: nn.Module, moved: int | None) -> bool | None:
