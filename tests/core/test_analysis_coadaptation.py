@@ -189,6 +189,15 @@ def test_where_the_features_are() -> None:
     assert coadaptation_of(convs, [tokens], "1", dim=1)["1"].value == pytest.approx(told["1"].value)
 
 
+def test_packed_sequences_have_the_rows_of_their_steps() -> None:
+    sequences = [torch.randn(steps, 4) for steps in (5, 3, 2)]
+    model = nn.LSTM(4, 3)
+    (packed,) = coadaptation_of(model, [nn.utils.rnn.pack_sequence(sequences)], nn.LSTM).values()
+    apart = [model(sequence)[0].detach() for sequence in sequences]
+    assert packed.rows == 10
+    assert packed.value == pytest.approx(coadaptation(apart))
+
+
 def failing() -> Iterator[Tensor]:
     yield torch.randn(4, 4)
     raise RuntimeError("the disk is full")
@@ -232,6 +241,16 @@ def test_an_error_leaves_no_trace(call: object, error: type[Exception], message:
         (lambda: coadaptation_factor(nn.Dropout(), 4, covariance=torch.eye(4)), ValueError, "give either features"),
         (lambda: coadaptation_factor(nn.Dropout(), 4, mean=torch.ones(4)), ValueError, "depends on the covariance"),
         (lambda: coadaptation_factor(nn.Dropout(), 1), ValueError, "features must be an integer, at least 2, got 1"),
+        (
+            lambda: coadaptation_factor(nn.Dropout(), covariance=[[1.0]]),
+            TypeError,
+            "covariance must be a Tensor, got list",
+        ),
+        (
+            lambda: coadaptation_factor(nn.Dropout(), covariance=torch.ones(2, 2, 2)),
+            ValueError,
+            r"must have shape \(D,\) and covariance \(D, D\) here",
+        ),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: object, error: type[Exception], message: str) -> None:

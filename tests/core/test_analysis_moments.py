@@ -317,6 +317,13 @@ def test_the_layer_is_not_touched() -> None:
             ValueError,
             "about a mean of 3 features, but mean has 2",
         ),
+        (lambda: total_moments(nn.Dropout(), None, torch.eye(2)), TypeError, "mean must be a Tensor, got NoneType"),
+        (lambda: relu_moments([[1.0]]), TypeError, "covariance must be a Tensor, got list"),
+        (
+            lambda: conditional_moments(ro.nn.CentredDropout(center="running", num_features=1), torch.ones(2, 3)),
+            ValueError,
+            r"about a mean of 1 features, but x has 3 on axis 1: \(2, 3\)",
+        ),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: object, error: type[Exception], message: str) -> None:

@@ -162,6 +162,16 @@ def test_a_mean_over_few_rows_and_one_that_is_off() -> None:
         (lambda c, s: sample_shift(nn.Dropout(), c, s, outputs=0), "outputs must be an integer, at least 1, got 0"),
         (lambda c, s: sample_shift(ro.RotationOut(), c, s, outputs=1, placement="a"), "at least 2 features"),
         (lambda c, s: expected_shift(nn.Dropout(), c[:3], s), "mean must have shape"),
+        (
+            lambda c, s: variance_ratio(NoiseLaw("itself", 1.0, torch.zeros(1)), torch.ones(2, 4), c, s, placement="a"),
+            "about a mean of 1 features, but weight has 2 outputs",
+        ),
+        (
+            lambda c, s: variance_ratio(nn.Dropout(), torch.ones(2, 4), c, s.expand(4, 4, 4)),
+            r"covariance \(D, D\) here",
+        ),
+        (lambda c, s: expected_shift(nn.Dropout(), c.expand(4, 4), s), r"here, got \(4, 4\) and \(4, 4\)"),
+        (lambda c, s: limit_ratio(nn.Dropout(), c, s.expand(4, 4, 4)), r"here, got \(4,\) and \(4, 4, 4\)"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: object, message: str) -> None:

@@ -208,6 +208,13 @@ def test_effective_batch_size_counts_independent_values() -> None:
         (lambda: theory.f_expect(GRID, 4, "unifrom"), ValueError, "did you mean 'uniform'"),
         (lambda: theory.f_expect(GRID, 4, 7), TypeError, "distribution must be one of gaussian"),
         (lambda: theory.f_expect(GRID, 4, torch.distributions.Cauchy(0.0, 1.0)), ValueError, "a finite mean"),
+        (
+            lambda: theory.f_expect(
+                GRID, 4, torch.distributions.RelaxedBernoulli(torch.tensor(1.0), probs=torch.tensor(0.5))
+            ),
+            TypeError,
+            "torch does not know the mean and the deviation of RelaxedBernoulli",
+        ),
         (lambda: theory.f_expect(GRID, 4, torch.ones(5)), ValueError, "positive deviation"),
         (lambda: theory.f_expect(GRID, 4, "uniform", samples=1), ValueError, "samples must be an integer, at least 2"),
         (lambda: theory.cross_norm_factor(3), ValueError, "more than 3"),
