@@ -146,6 +146,7 @@ def test_layers_of_a_model() -> None:
     assert table["conv"].value == pytest.approx(expected, rel=1e-5)
     assert (table["conv"].rows, table["head"].rows, table["unused"].rows) == (4 * 8 * 16, 32, 0)
     assert repr(table["unused"]) == "Coadaptation(rows=0)"
+    assert coadaptation_of(model, [*data], limit=3)["head"].rows == 24
 
     by_name = coadaptation_of(model, [*data], ["conv", nn.BatchNorm2d])
     assert list(by_name) == ["conv", "norm"]

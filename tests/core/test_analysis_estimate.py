@@ -151,7 +151,12 @@ def test_samples_are_repeatable_and_counted() -> None:
         (lambda: estimate_moments(nn.Dropout(), torch.ones(2), vectorized=0), ValueError, "vectorized must be"),
         (lambda: estimate_moments(nn.LSTM(2, 2), torch.ones(3, 2)), TypeError, "must return a tensor, got tuple"),
         (lambda: estimate_moments(torch.relu, torch.ones(3, 2)), TypeError, "model must be a torch.nn.Module"),
-        (lambda: MomentAccumulator().update(torch.ones(3)), TypeError, r"rows must be a real tensor \(n, D\)"),
+        (
+            lambda: MomentAccumulator().update(torch.ones(3)),
+            TypeError,
+            r"rows must be a real tensor \(n, D\), got torch.float32 of shape \(3,\)",
+        ),
+        (lambda: MomentAccumulator().update([[1.0]]), TypeError, r"rows must be a real tensor \(n, D\), got list"),
         (lambda: MomentAccumulator().mean, ValueError, "needs at least 1 rows, got 0"),
         (lambda: MomentAccumulator(covariance=False).covariance, ValueError, "build it with covariance=True"),
         (lambda: MomentAccumulator().merge(MomentAccumulator(errors=False)), ValueError, "same covariance and errors"),

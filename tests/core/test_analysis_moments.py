@@ -112,6 +112,12 @@ def test_dropouts_by_all_their_masks(layer: nn.Module, shape: tuple[int, ...], m
     torch.testing.assert_close(predicted.covariance, covariance)
 
 
+def test_steps_of_a_sequence_have_their_features_on_the_last_axis() -> None:
+    x = torch.randn(3, 2, 4, dtype=torch.float64)
+    found = conditional_moments(ro.nn.LockedDropout(0.2), x).covariance
+    torch.testing.assert_close(found, torch.diag_embed(0.25 * x**2))
+
+
 def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
     x = torch.randn(2, 4, 2, 3, dtype=torch.float64)
     blocked = ro.RotationOut2d(0.3, block_size=2, coverage=0.4)
@@ -275,11 +281,13 @@ def test_the_layer_is_not_touched() -> None:
     layer.running_mean.fill_(2.0)
     x = torch.randn(5, 4)
     state = torch.get_rng_state()
-    moments = conditional_moments(layer, x)
+    moments, law = conditional_moments(layer, x), noise_law(layer)
     assert torch.equal(torch.get_rng_state(), state)
     assert not layer.training
     assert torch.equal(layer.running_mean, torch.full((4,), 2.0))
     torch.testing.assert_close(moments.covariance, conditional_moments(ro.RotationOut(0.3), x - 2).covariance)
+    layer.running_mean.zero_()
+    assert torch.equal(law.center, torch.full((4,), 2.0)), "the mean as it was"
 
 
 @pytest.mark.parametrize(

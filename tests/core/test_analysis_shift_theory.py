@@ -128,6 +128,16 @@ def test_the_observation_and_proposition_3() -> None:
     assert abs(found["b"].mean - limit) < 0.01  # gathered, far from 1
 
 
+def test_a_generator_of_its_own_repeats_the_weights() -> None:
+    c, sigma = torch.ones(4), torch.eye(4)
+    one, other = (
+        sample_shift(nn.Dropout(), c, sigma, placement="a", layers=1, generator=torch.Generator().manual_seed(4))
+        for _ in range(2)
+    )
+    assert one.ratio.shape == (1, 64)
+    assert torch.equal(one.ratio, other.ratio)
+
+
 def test_rotation_gathers_too() -> None:
     features = relu_features(256)
     moments = (features.mean, features.covariance)

@@ -316,6 +316,23 @@ def test_a_recurrent_layer_between_two_noises_is_something_between_them() -> Non
     assert lint(Net(), TOKENS) == []
 
 
+class Unknown(nn.Module):
+    """A noise that is none of the registry."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+@pytest.mark.parametrize("given", [VECTORS, None])
+def test_what_was_inserted_counts_as_one_noise(given: Tensor | None) -> None:
+    for noise, name in ((Unknown(), "noise"), (nn.Sequential(nn.Dropout(0.5)), "noise.0")):
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        ro.insert(model, noise, before=nn.BatchNorm1d)
+        (finding,) = lint(model, given)
+        assert finding.rule == "noise-before-normalisation"
+        assert finding.layer.endswith(f".{name}")
+
+
 def test_layers_with_the_same_finding_share_a_line() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 4), nn.Dropout(1.0))
     assert len(lint(model)) == 2

@@ -103,6 +103,12 @@ def test_standard_errors_are_those_of_repetitions() -> None:
     assert abs(spread / error - 1) < Z_LIMIT / math.sqrt(200)
 
 
+def test_two_samples_are_equally_far_from_their_mean() -> None:
+    """So their squared deviations do not vary, and rounding must not make that variance negative."""
+    error = theory.f_var(torch.linspace(0, 1, 21), 3, "uniform", samples=2).error
+    torch.testing.assert_close(error, torch.zeros(21, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
 def test_two_values_in_closed_form() -> None:
     expect, var = theory.moments(GRID, 2)
     signs = torch.erf(GRID / math.sqrt(2))

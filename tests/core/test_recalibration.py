@@ -106,6 +106,10 @@ def test_layers_that_have_no_part_in_it_are_left_alone() -> None:
     assert torch.equal(model[0].unused.running_var, torch.ones(5))
     with pytest.raises(ValueError, match="keeps running statistics"):
         recalibrate_batchnorm_(model[1:], images(2))
+    idle = nn.Sequential(nn.ReLU())
+    idle[0].unused = nn.BatchNorm2d(5)
+    with pytest.raises(ValueError, match="no BatchNorm layer was called with these batches"):
+        recalibrate_batchnorm_(idle, images(2))
 
 
 def test_cross_normalization_is_recalibrated_but_not_corrected() -> None:

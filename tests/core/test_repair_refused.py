@@ -219,6 +219,7 @@ class Inside(nn.Module):
 
 INSIDE: dict[str, Callable[[float], Any]] = {
     "function": lambda p: lambda x: F.dropout(x, p),
+    "rrelu": lambda p: lambda x: F.rrelu(x, training=p > 0),
     "attention": lambda p: lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=p),
     "attention by place": lambda p: lambda x: F.scaled_dot_product_attention(x, x, x, None, p),
     "MultiheadAttention": lambda p: nn.MultiheadAttention(4, 2, dropout=p),
