@@ -39,6 +39,12 @@ def test_streams_give_what_all_rows_give() -> None:
     assert (first.value, first.rows, first.features) == (pytest.approx(expected, rel=1e-10), 1000, 6)
 
 
+def test_one_row_has_no_co_adaptation_yet() -> None:
+    seen = Coadaptation()
+    seen.update(torch.ones(1, 3))
+    assert repr(seen) == "Coadaptation(rows=1)"
+
+
 def test_positions_of_maps_are_samples() -> None:
     maps = torch.randn(20, 5, 3, 4)
     rows = maps.movedim(1, -1).reshape(-1, 5)
@@ -263,10 +269,13 @@ def test_bad_input_says_what_would_be_right(call: object, error: type[Exception]
 def test_a_compiled_model_is_watched_too() -> None:
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(50, 4)
     (expected,) = coadaptation_of(model, [x]).values()
+    wrapped = torch.compile(model, backend="eager")
+    wrapped(x)
+    (inside,) = coadaptation_of(wrapped, [x]).values()
     model.compile(backend="eager")
     model(x)
     (found,) = coadaptation_of(model, [x]).values()
-    assert found.value == pytest.approx(expected.value)
+    assert found.value == inside.value == pytest.approx(expected.value)
 
 
 def test_odd_outputs_are_refused() -> None:

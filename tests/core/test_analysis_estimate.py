@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import rotationout as ro
-from rotationout.analysis import MomentAccumulator, conditional_moments, estimate_moments
+from rotationout.analysis import MomentAccumulator, Moments, conditional_moments, estimate_moments
 
 
 def errors_by_two_passes(rows: Tensor) -> Tensor:
@@ -142,6 +142,20 @@ def test_samples_are_repeatable_and_counted() -> None:
         found.append(estimate_moments(nn.Dropout(0.5), x, 150, vectorized=vectorized))
     assert torch.equal(found[0].mean, found[1].mean)
     assert all(f.samples == 150 for f in found)
+
+
+def test_two_rows_are_equally_far_from_their_mean() -> None:
+    """So their products do not vary, and rounding must not make that variance negative."""
+    seen = MomentAccumulator()
+    seen.update(torch.rand(2, 30))
+    torch.testing.assert_close(seen.covariance_error, torch.zeros(30, 30, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_what_does_not_vary_is_as_predicted_or_infinitely_off() -> None:
+    found = estimate_moments(nn.Identity(), torch.full((2,), -3.0), 5)
+    still = torch.zeros(2, 2)
+    assert found.deviations(Moments(torch.full((2,), -3.0), still))[0].tolist() == [0.0, 0.0]
+    assert found.deviations(Moments(torch.tensor([-3.0, -3.1]), still))[0].tolist() == [0.0, math.inf]
 
 
 @pytest.mark.parametrize(

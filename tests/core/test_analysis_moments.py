@@ -25,7 +25,7 @@ from rotationout.analysis import (
     relu_moments,
     total_moments,
 )
-from rotationout.analysis.sharing import one_sided_correlation
+from rotationout.analysis.sharing import one_sided_correlation, tangent_products
 from rotationout.registry import KINDS
 
 LIMIT = 6.5
@@ -110,6 +110,37 @@ def test_dropouts_by_all_their_masks(layer: nn.Module, shape: tuple[int, ...], m
     predicted = conditional_moments(layer, x, joint=True)
     torch.testing.assert_close(predicted.mean.flatten(), mean)
     torch.testing.assert_close(predicted.covariance, covariance)
+
+
+def test_the_axis_of_features_is_free_where_nothing_depends_on_it() -> None:
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    found = conditional_moments(ro.nn.GaussianDropout(0.2), x, dim=1).covariance
+    torch.testing.assert_close(found, torch.diag_embed(0.25 * x.movedim(1, -1) ** 2))
+    for layer in (ro.noise("centred-gaussian", 0.2), ro.RotationOut(0.2)):
+        with pytest.raises(ValueError, match="has its features on axis 2"):
+            conditional_moments(layer, x, dim=1)
+
+
+def test_one_multiplier_scales_all_second_moments() -> None:
+    second = torch.tensor([[4.0, 1.0], [1.0, 2.0]])
+    torch.testing.assert_close(NoiseLaw("whole", 0.5).covariance(second), torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+
+
+def test_two_features_take_the_noise_of_each_other() -> None:
+    assert NoiseLaw("others", 0.5).variance(torch.tensor([1.0, 4.0])).tolist() == [2.0, 0.5]
+    x = torch.randn(4, dtype=torch.float64)
+    one, joint = (conditional_moments(ro.RotationOut(0.2), x, joint=joint).covariance for joint in (False, True))
+    torch.testing.assert_close(joint, one)
+
+
+def test_blocks_of_two_examples_are_drawn_apart() -> None:
+    layer = ro.RotationOut2d(
+        0.3, center=None, pairing_per="batch", angle_per="batch", block_size=2, coverage=0.4, pairing="permutation"
+    )
+    lam = 0.3 / 0.7
+    products = tangent_products(layer, (2, 4, 2, 3), 1, 0)
+    torch.testing.assert_close(products.diagonal(), torch.full((12,), lam * 0.4, dtype=torch.float64))
+    torch.testing.assert_close(products[:6, 6:], torch.full((6, 6), lam * 0.4**2, dtype=torch.float64))
 
 
 def test_steps_of_a_sequence_have_their_features_on_the_last_axis() -> None:

@@ -156,6 +156,9 @@ def test_a_mean_over_few_rows_and_one_that_is_off() -> None:
     c, sigma = features.mean, features.covariance
     few = variance_ratio(ro.noise("centred-dropout", 0.5), weight, c, sigma, placement="a", rows=4)
     torch.testing.assert_close(few, torch.full((4,), 1.75, dtype=torch.float64))
+    before = variance_ratio(ro.noise("centred-dropout", 0.5), weight, c, sigma, placement="b", rows=4)
+    clean = torch.einsum("ni,ij,nj->n", weight, sigma, weight)
+    torch.testing.assert_close(before, 1 + 0.75 * (weight**2 @ sigma.diagonal()) / clean)
     exact = NoiseLaw("itself", 1.0, weight @ c)
     torch.testing.assert_close(
         variance_ratio(exact, weight, c, sigma, placement="a"), torch.full((4,), 2.0, dtype=torch.float64)

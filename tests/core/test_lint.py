@@ -333,6 +333,36 @@ def test_what_was_inserted_counts_as_one_noise(given: Tensor | None) -> None:
         assert finding.layer.endswith(f".{name}")
 
 
+@pytest.mark.parametrize("given", [IMAGES, None])
+def test_p_of_cutout_is_an_area(given: Tensor | None) -> None:
+    assert lint(nn.Sequential(ro.nn.Cutout(0.8), nn.Conv2d(3, 4, 1)), given) == []
+
+
+def test_noise_on_weights_is_not_directly_before_what_follows() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.norm = ro.nn.WeightDrop(nn.LSTM(8, 8), 0.2), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.lstm(x)[0])
+
+    assert lint(Net(), TOKENS) == []
+
+
+def test_sparse_tensors_may_be_in_between() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(8)
+            self.register_buffer("edges", torch.eye(len(VECTORS)).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(torch.sparse.mm(self.edges, self.noise(x)))
+
+    assert lint(Graph(), VECTORS) == []
+
+
 def test_layers_with_the_same_finding_share_a_line() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 4), nn.Dropout(1.0))
     assert len(lint(model)) == 2
@@ -414,6 +444,24 @@ def test_a_transformer_is_causal_by_how_it_is_called(causal: bool) -> None:
 
     found = [f for f in lint(Language(), torch.randint(10, (2, 5))) if "later ones included" in f.message]
     assert [finding.layer for finding in found] == (["noise"] if causal else [])
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), nn.GRUCell(8, 8)], ids=["decoder", "cell"]
+)
+def test_decoders_and_cells_are_causal(layer: nn.Module) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise, self.layer = ro.RotationOut(0.2, center="batch"), layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.noise(x)
+            return self.layer(y, y) if isinstance(layer, nn.TransformerDecoderLayer) else self.layer(y[:, 0])
+
+    (finding,) = lint(Steps(), TOKENS)
+    assert (finding.layer, finding.rule) == ("noise", "mean-sees-later-steps")
+    assert "but layer is causal" in finding.message
 
 
 def test_batchnorm_without_running_statistics_records_nothing() -> None:

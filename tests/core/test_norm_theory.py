@@ -12,6 +12,7 @@ import torch
 
 from rotationout.analysis import batchnorm as theory
 from rotationout.analysis.batchnorm import DISTRIBUTIONS, Distribution, Estimate
+from rotationout.analysis.distributions import as_distribution
 from rotationout.nn.norm import expectation
 
 Z_LIMIT = 4.9
@@ -128,6 +129,23 @@ def test_location_and_scale_do_not_matter() -> None:
     torch.testing.assert_close(theory.f_expect(3 + 2 * GRID, 8, normal), theory.f_expect(GRID, 8))
 
 
+def test_two_samples_by_hand() -> None:
+    """Batches of 0 and of these: the variance has n − 1 in its denominator, the mean an error of √(variance / n)."""
+    others = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64)
+    law = Distribution(0.0, 1.0, lambda shape: others)
+    expect, var = theory.moments(torch.zeros(1), 3, law, samples=2)
+    one, two = (-1 / math.sqrt(2 / 3), -(8 / 3) / math.sqrt((0 + 9 + 25) / 3 - (8 / 3) ** 2))
+    assert expect.value.item() == pytest.approx((one + two) / 2)
+    assert var.value.item() == pytest.approx((one - two) ** 2 / 2)
+    assert expect.error.item() == pytest.approx(abs(one - two) / 2)
+
+
+def test_integers_are_data_too() -> None:
+    law = as_distribution(torch.tensor([1, 3]))
+    assert (law.mean, law.std) == (2.0, 1.0)
+    assert law.sample((4,)).dtype == torch.float64
+
+
 def test_data_stand_for_their_distribution() -> None:
     data = torch.rand(200_000, dtype=torch.float64)
     x = torch.tensor([[0.1, 0.5], [0.7, 1.0]])
@@ -214,6 +232,11 @@ def test_effective_batch_size_counts_independent_values() -> None:
         (lambda: theory.f_expect(GRID, 4, "unifrom"), ValueError, "did you mean 'uniform'"),
         (lambda: theory.f_expect(GRID, 4, 7), TypeError, "distribution must be one of gaussian"),
         (lambda: theory.f_expect(GRID, 4, torch.distributions.Cauchy(0.0, 1.0)), ValueError, "a finite mean"),
+        (
+            lambda: theory.f_expect(GRID, 4, torch.distributions.Normal(torch.zeros(2), torch.ones(2))),
+            TypeError,
+            r"one of torch\.distributions for a single number",
+        ),
         (
             lambda: theory.f_expect(
                 GRID, 4, torch.distributions.RelaxedBernoulli(torch.tensor(1.0), probs=torch.tensor(0.5))

@@ -99,6 +99,21 @@ def test_nothing_is_left_changed() -> None:
     pending.backward()
 
 
+def test_a_layer_that_only_training_calls_is_left_out() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.extra = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x) + (self.extra(x) if self.training else 0)
+
+    (layer,) = variance_shift(Auxiliary(), [torch.randn(4, 2)]).layers
+    assert layer.name == "norm"
+    assert layer.stored is not None
+    assert layer.train.dtype == layer.test.dtype == layer.stored.dtype == torch.float64
+
+
 def test_passes_have_no_gradients_and_leave_no_new_buffers() -> None:
     class Counts(nn.BatchNorm1d):
         def forward(self, input: Tensor) -> Tensor:
