@@ -130,6 +130,7 @@ def test_modes_and_outputs() -> None:
     assert still.variance.max() == 0
     total = estimate_moments(nn.Dropout(0.5), x, 500, output=lambda y: y.sum(), covariance=False)
     assert total.mean.shape == ()
+    assert estimate_moments(nn.Dropout(0.5), x, 50, vectorized=20, output=lambda y: y.sum()).covariance.shape == (1, 1)
     assert total.covariance is None
     assert abs((total.variance - x.double().square().sum()) / total.variance_error) < 5
 

@@ -143,10 +143,13 @@ def test_blocks_of_two_examples_are_drawn_apart() -> None:
     torch.testing.assert_close(products[:6, 6:], torch.full((6, 6), lam * 0.4**2, dtype=torch.float64))
 
 
-def test_steps_of_a_sequence_have_their_features_on_the_last_axis() -> None:
+def test_steps_have_their_features_on_the_last_axis_and_maps_on_the_first() -> None:
     x = torch.randn(3, 2, 4, dtype=torch.float64)
     found = conditional_moments(ro.nn.LockedDropout(0.2), x).covariance
     torch.testing.assert_close(found, torch.diag_embed(0.25 * x**2))
+    maps = torch.randn(3, 1, 2, 2, dtype=torch.float64)  # one example, of three channels
+    spatial = conditional_moments(nn.Dropout3d(0.2), maps).covariance
+    torch.testing.assert_close(spatial, torch.diag_embed(0.25 * maps.movedim(0, -1) ** 2))
 
 
 def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
@@ -305,6 +308,9 @@ def test_relu_moments() -> None:
     one = relu_moments(torch.eye(2))
     torch.testing.assert_close(one.variance, torch.full((2,), 0.5 - 0.5 / math.pi, dtype=torch.float64))
     assert one.covariance[0, 1].abs() < 1e-15
+    several = relu_moments(torch.stack([sigma, 4 * sigma]))  # twice as large
+    torch.testing.assert_close(several.mean, torch.stack([expected.mean, 2 * expected.mean]))
+    torch.testing.assert_close(several.covariance, torch.stack([expected.covariance, 4 * expected.covariance]))
 
 
 def test_the_layer_is_not_touched() -> None:
@@ -339,7 +345,16 @@ def test_the_layer_is_not_touched() -> None:
             "more than one value",
         ),
         (lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(3)), ValueError, "more than one value"),
-        (lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True), ValueError, "maps of 4"),
+        (
+            lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True),
+            ValueError,
+            r"maps of 4 dimensions, got \(2, 3, 4\)",
+        ),
+        (
+            lambda: conditional_moments(nn.Dropout3d(), torch.ones(2, 3, 4), joint=True),
+            ValueError,
+            "maps of 5 dimensions or 4 without a batch",
+        ),
         (lambda: conditional_moments(nn.Dropout2d(), torch.ones(1, 2, 3, 4), dim=2), ValueError, "features on axis 1"),
         (lambda: conditional_moments(ro.nn.ShakeShake(), torch.ones(2, 3)), TypeError, "two branches"),
         (lambda: conditional_moments(nn.Dropout(), (torch.ones(2), torch.ones(2))), TypeError, "x must be a Tensor"),

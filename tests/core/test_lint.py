@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -462,6 +463,16 @@ def test_decoders_and_cells_are_causal(layer: nn.Module) -> None:
     (finding,) = lint(Steps(), TOKENS)
     assert (finding.layer, finding.rule) == ("noise", "mean-sees-later-steps")
     assert "but layer is causal" in finding.message
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mark", ["is_causal", "causal", "is_decoder"])
+def test_a_module_may_say_that_it_is_causal(mark: str, causal: bool) -> None:
+    model = nn.Sequential(ro.RotationOut(0.2, center="batch"), nn.Linear(8, 8))
+    marked = model[1] if mark != "is_decoder" else SimpleNamespace()
+    setattr(marked, mark, causal)
+    model[1].config = marked if mark == "is_decoder" else None
+    assert [finding.rule for finding in lint(model, TOKENS)] == ["mean-sees-later-steps"] * causal
 
 
 def test_batchnorm_without_running_statistics_records_nothing() -> None:

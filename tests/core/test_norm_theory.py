@@ -140,6 +140,19 @@ def test_two_samples_by_hand() -> None:
     assert expect.error.item() == pytest.approx(abs(one - two) / 2)
 
 
+def test_as_many_batches_are_drawn_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of limited size."""
+    drawn: list[tuple[int, ...]] = []
+
+    def sample(shape: tuple[int, ...]) -> torch.Tensor:
+        drawn.append(shape)
+        return torch.randn(shape, dtype=torch.float64)
+
+    monkeypatch.setattr(theory, "CHUNK", 10)
+    theory.moments(torch.zeros(1), 3, Distribution(0.0, 1.0, sample), samples=12)
+    assert drawn == [(5, 2), (5, 2), (2, 2)]
+
+
 def test_integers_are_data_too() -> None:
     law = as_distribution(torch.tensor([1, 3]))
     assert (law.mean, law.std) == (2.0, 1.0)
@@ -244,7 +257,8 @@ def test_effective_batch_size_counts_independent_values() -> None:
             TypeError,
             "torch does not know the mean and the deviation of RelaxedBernoulli",
         ),
-        (lambda: theory.f_expect(GRID, 4, torch.ones(5)), ValueError, "positive deviation"),
+        (lambda: theory.f_expect(GRID, 4, torch.ones(5)), ValueError, "mean = 1.0 and std = 0.0"),
+        (lambda: theory.f_expect(GRID, 4, torch.ones(1)), ValueError, "needs at least 2 values, got 1"),
         (lambda: theory.f_expect(GRID, 4, "uniform", samples=1), ValueError, "samples must be an integer, at least 2"),
         (lambda: theory.cross_norm_factor(3), ValueError, "more than 3"),
         (lambda: theory.effective_batch_size(torch.ones(3), 8), ValueError, "at least 2 examples"),

@@ -96,6 +96,15 @@ def test_recalibration_is_refused_where_noise_cannot_be_off() -> None:
     assert len(recalibrate_batchnorm_(trained(Functional(), images(2)), images(2))) == 1, "this one can be off"
 
 
+def test_noise_whose_hook_is_gone_is_told() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    ro.insert(model, ro.RotationOut2d(0.5), before=nn.BatchNorm2d)
+    rebuilt = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for repair in (recalibrate_batchnorm_, correct_batchnorm_, variance_shift):
+        with pytest.raises(RuntimeError, match="the noise at '1' no longer acts"):
+            repair(rebuilt, images(1))
+
+
 def test_layers_that_have_no_part_in_it_are_left_alone() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False))
     model[0].unused = nn.BatchNorm2d(5)

@@ -186,17 +186,19 @@ class Overwrites(nn.Module):
             F.relu(y, inplace=True)
         elif self.how == "module":
             self.act(y)
+        elif self.how == "out":
+            torch.clamp(x, min=0, out=y)
         return self.norm(y)
 
 
-@pytest.mark.parametrize("how", ["method", "function", "module"])
+@pytest.mark.parametrize("how", ["method", "function", "module", "out"])
 def test_code_that_overwrites_a_tensor_is_not_read_but_run(how: str) -> None:
     model = Overwrites(how)
     for _ in range(60):
         model(torch.randn(64, 4))
     with pytest.raises(ValueError, match="changes a tensor in place that is used again later"):
         correct_batchnorm_(model)
-    with pytest.raises(ValueError, match="through relu"):
+    with pytest.raises(ValueError, match=r"through (relu|clamp)"):
         correct_batchnorm_(model, example_inputs=torch.randn(8, 4))
     same = Overwrites("not at all")
     for _ in range(60):

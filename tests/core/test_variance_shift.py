@@ -230,6 +230,8 @@ def test_the_figure_shows_mean_and_maximum_of_every_layer(layers: int) -> None:
     assert list(maximum) == [layer.r.max().item() for layer in found.layers]
     assert list(mean) == [layer.r.mean().item() for layer in found.layers]
     assert axes.get_ylabel() == "variance shift r"
+    named = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert named == ["maximum over channels", "mean over channels"]
     ticks = [label.get_text() for label in axes.get_xticklabels()]
     if layers <= 12:
         assert ticks == [layer.name for layer in found.layers]

@@ -68,7 +68,8 @@ class _Reader:
         carried: dict[fx.Node, Paths] = {}
         order = {node: place for place, node in enumerate(graph.nodes)}
         for node in graph.nodes:
-            if self._writes(node) and any(order[user] > order[node] for user in node.all_input_nodes[0].users):
+            changed = self._changed(node)
+            if changed is not None and any(order[user] > order[node] for user in changed.users):
                 raise UntraceableError(
                     f"{node.target} changes a tensor in place that is used again later; give example_inputs "
                     "(--data on the command line), and the model is run instead"
@@ -77,17 +78,19 @@ class _Reader:
             carried[node] = self._module(node, paths) if node.op == "call_module" else self._function(node, paths)
         return self.flow
 
-    def _writes(self, node: fx.Node) -> bool:
-        """Whether a node changes its first input."""
-        if not node.all_input_nodes:
-            return False
+    def _changed(self, node: fx.Node) -> fx.Node | None:
+        """The input that a node changes, if any: ``out``, or its first one."""
+        if isinstance(out := node.kwargs.get("out"), fx.Node):
+            return out
+        first = next(iter(node.all_input_nodes), None)
         if node.op == "call_module":
-            return bool(getattr(self.model.get_submodule(cast(str, node.target)), "inplace", False))
+            inplace = getattr(self.model.get_submodule(cast(str, node.target)), "inplace", False)
+            return first if inplace else None
         if node.op not in ("call_function", "call_method"):
-            return False
+            return None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         trailing = name.endswith("_") and not name.endswith("__")
-        return trailing or name in _IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+        return first if trailing or name in _IN_PLACE or node.kwargs.get("inplace") else None
 
     def _module(self, node: fx.Node, paths: Paths) -> Paths:
         module = self.model.get_submodule(cast(str, node.target))
