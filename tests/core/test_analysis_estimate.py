@@ -167,6 +167,11 @@ def test_what_does_not_vary_is_as_predicted_or_infinitely_off() -> None:
         (lambda: estimate_moments(nn.LSTM(2, 2), torch.ones(3, 2)), TypeError, "must return a tensor, got tuple"),
         (lambda: estimate_moments(torch.relu, torch.ones(3, 2)), TypeError, "model must be a torch.nn.Module"),
         (
+            lambda: estimate_moments(nn.Identity(), torch.ones(2, dtype=torch.complex64)),
+            TypeError,
+            "must return real numbers, got complex ones",
+        ),
+        (
             lambda: MomentAccumulator().update(torch.ones(3)),
             TypeError,
             r"rows must be a real tensor \(n, D\), got torch.float32 of shape \(3,\)",

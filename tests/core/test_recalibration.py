@@ -115,9 +115,13 @@ def test_layers_that_have_no_part_in_it_are_left_alone() -> None:
     assert torch.equal(model[0].unused.running_var, torch.ones(5))
     with pytest.raises(ValueError, match="keeps running statistics"):
         recalibrate_batchnorm_(model[1:], images(2))
-    alone = nn.BatchNorm2d(3)
+    alone, dead = nn.BatchNorm2d(3), nn.BatchNorm1d(2)
     described = recalibrate_batchnorm_(alone, [(k, x) for k, x in enumerate(images(2))], forward=lambda m, b: m(b[1]))
     assert str(described).splitlines()[1].startswith("  the model: recalibrated with the noise off; ")
+    for expected in ("0 to 1", "1"):  # the second time a dead channel has a variance of 0 before and after
+        batch = torch.tensor([[1.0, 3.0], [1.0, 3.0 + 2**0.5]])  # variances of 0 and 1
+        described = recalibrate_batchnorm_(dead, [batch])
+        assert str(described).endswith(f"; running variance × {expected}")
     idle = nn.Sequential(nn.ReLU())
     idle[0].unused = nn.BatchNorm2d(5)
     with pytest.raises(ValueError, match="no BatchNorm layer was called with these batches"):
