@@ -188,6 +188,8 @@ class Overwrites(nn.Module):
             self.act(y)
         elif self.how == "out":
             torch.clamp(x, min=0, out=y)
+        else:
+            F.relu(y)  # changes nothing
         return self.norm(y)
 
 
@@ -219,6 +221,12 @@ class Inside(nn.Module):
         return self.norm(self.noise(y[0] if attends or isinstance(self.code, nn.LSTM) else y))
 
 
+def feed_forward(p: float) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=p)
+    layer.self_attn.dropout = 0.0
+    return layer
+
+
 INSIDE: dict[str, Callable[[float], Any]] = {
     "function": lambda p: lambda x: F.dropout(x, p),
     "rrelu": lambda p: lambda x: F.rrelu(x, training=p > 0),
@@ -227,6 +235,7 @@ INSIDE: dict[str, Callable[[float], Any]] = {
     "MultiheadAttention": lambda p: nn.MultiheadAttention(4, 2, dropout=p),
     "LSTM": lambda p: nn.LSTM(4, 4, num_layers=2, dropout=p),
     "transformer": lambda p: nn.TransformerEncoderLayer(4, 2, 8, dropout=p),
+    "transformer, not in its attention": feed_forward,
 }
 
 
@@ -241,8 +250,18 @@ def test_what_drops_nothing_is_no_noise_wherever_it_is(case: str, how: str) -> N
     assert len(correct_batchnorm_(trained(Inside(INSIDE[case], 0.0), [x], 50), **given)) == 1
 
 
+def lstm(layers: int, *, frozen: bool) -> nn.LSTM:
+    made = nn.LSTM(4, 4, num_layers=layers)
+    made.dropout = 0.5
+    if frozen:
+        made.train = lambda mode=True: nn.Module.train(made, False)  # type: ignore[method-assign]
+    return made
+
+
 @pytest.mark.parametrize(
-    "code", [F.normalize, lambda x: F.dropout(x, 0.5, False), nn.LSTM(4, 4)], ids=["normalize", "off", "LSTM"]
+    "code",
+    [F.normalize, lambda x: F.dropout(x, 0.5, False), lstm(1, frozen=False), lstm(2, frozen=True)],
+    ids=["normalize", "off", "no layers to drop between", "frozen"],
 )
 def test_what_is_certain_is_no_noise(code: Any) -> None:
     model = trained(Inside(lambda p: code, 0.5), [torch.randn(9, 4)], 50)

@@ -239,6 +239,8 @@ def test_models_that_are_refused() -> None:
         variance_shift(nn.Linear(2, 2), [torch.ones(4, 2)])
     with pytest.raises(ValueError, match=r"^0 is lazy"):
         variance_shift(nn.Sequential(nn.LazyBatchNorm1d()), [torch.ones(4, 2)])
+    with pytest.raises(ValueError, match="the model is scripted, and cannot be watched"):
+        variance_shift(torch.jit.script(nn.BatchNorm1d(2)), [torch.ones(4, 2)])
     unused = nn.Sequential(nn.Linear(2, 2))
     unused[0].norm = nn.BatchNorm1d(2)
     with pytest.raises(ValueError, match="was called"):

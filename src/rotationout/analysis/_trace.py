@@ -108,9 +108,8 @@ class _Reader:
 
     def _inside(self, module: nn.Module) -> Paths:
         """The noises inside a layer of torch whose code is not read, such as that of a transformer."""
-        children = [child for child in module.children() if not isinstance(child, Slot)]
         found: Paths = {}
-        for part in (module, *(inner for child in children for inner in child.modules())):
+        for part in module.modules():
             name = self.names[part]
             if name in self.noises and acts(part):
                 found[name] = (type(module).__name__,)
