@@ -20,6 +20,7 @@ from rotationout.report.cells import by_row
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
 from rotationout.report.table1 import prose, rivals_lead, table1
+from rotationout.report.table2 import prose as table2_prose
 from rotationout.report.table2 import table2
 from rotationout.report.table3 import prose as table3_prose
 from rotationout.report.table3 import table3, verdict
@@ -159,6 +160,7 @@ def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> 
         "rotation odd": ["1.000", "–"],
     }
     assert rivals_lead(runs)[2] == [], "one strength has both"
+    assert [row[3] for row in table.rows] == ["71.93 ± 0.16", "73.13 ± 0.30", "74.23 ± 0.25", "74.14 ± 0.11", "–"]
 
 
 def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
@@ -173,10 +175,11 @@ def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
 
 def test_detectors_are_compared_with_those_that_start_from_the_same_weights() -> None:
     scores = {"none": (40.0, 40.1), "none, ImageNet": (30.0, 30.1), "rotation, ImageNet": (30.0, 30.1)}
+    scores["rotation"] = (40.0, 40.1)
     runs = [{"row": row, "recipe": "coco", "ap": ap} for row, values in scores.items() for ap in values]
     table = table3(runs)
     tests = {row[0]: row[table.header.index("p, none")] for row in table.rows}
-    assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000"}
+    assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000", "rotation": "1.000"}
 
 
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
@@ -261,6 +264,12 @@ def test_stars_are_for_the_data_of_the_paper_alone() -> None:
 
 
 def test_stars_are_explained_where_there_are_any() -> None:
+    images = {"train_images": 1000, "test_images": 3, "classes": 2, "skipped": {}, "epochs": 1, "row": "none"}
+    images |= {"device": "a GPU", "config": {"size": 64, "batch": 8, "block_sizes": ()}}
+    for recipe in ("imagenet", "imagewoof"):
+        first, _, last = table2_prose([{**images, "recipe": recipe}])
+        assert first.startswith("1 epochs on 1,000 images of 2 classes, crops of 64 pixels, batches of 8; ")
+        assert ("A star" in last) == (recipe == "imagenet")
     boxes = {"train_images": 6, "train_boxes": 9, "test_images": 3, "test_boxes": 4, "skipped": {}, "epochs": 1}
     boxes |= {"device": "a GPU", "config": {"crop": 64, "test_split": "val"}, "row": "none"}
     for recipe in ("coco", "bccd"):

@@ -147,8 +147,9 @@ def test_samples_are_repeatable_and_counted() -> None:
 
 def test_two_rows_are_equally_far_from_their_mean() -> None:
     """So their products do not vary, and rounding must not make that variance negative."""
-    seen = MomentAccumulator()
-    seen.update(torch.rand(2, 30))
+    seen, rows = MomentAccumulator(), torch.rand(2, 30, dtype=torch.float64)
+    seen.update(rows)
+    torch.testing.assert_close(seen.variance, (rows[0] - rows[1]) ** 2 / 2)
     torch.testing.assert_close(seen.covariance_error, torch.zeros(30, 30, dtype=torch.float64), rtol=0, atol=1e-6)
 
 

@@ -260,9 +260,22 @@ def lstm(layers: int, *, frozen: bool) -> nn.LSTM:
 
 @pytest.mark.parametrize(
     "code",
-    [F.normalize, lambda x: F.dropout(x, 0.5, False), lstm(1, frozen=False), lstm(2, frozen=True)],
-    ids=["normalize", "off", "no layers to drop between", "frozen"],
+    [
+        F.normalize,
+        lambda x: F.dropout(x, 0.5, False),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: F.scaled_dot_product_attention(x, x, x, None),
+        lstm(1, frozen=False),
+        lstm(2, frozen=True),
+    ],
+    ids=["normalize", "off", "attention", "attention with a mask", "no layers to drop between", "frozen"],
 )
 def test_what_is_certain_is_no_noise(code: Any) -> None:
     model = trained(Inside(lambda p: code, 0.5), [torch.randn(9, 4)], 50)
     assert len(correct_batchnorm_(model)) == 1
+
+
+def test_random_numbers_of_the_code_are_noise() -> None:
+    model = trained(Inside(lambda p: lambda x: x * torch.rand_like(x), 0.5), [torch.randn(9, 4)], 50)
+    with pytest.raises(ValueError, match="rand_like in the model reaches it through mul and CentredDropout"):
+        correct_batchnorm_(model)

@@ -23,10 +23,6 @@ _RANDOM = ("dropout", "bernoulli", "rand_like", "randn_like", "normal", "uniform
 """Parts of the names of functions and methods that draw random numbers; ``normalize`` does not."""
 
 
-_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
-"""Operators that change their first argument."""
-
-
 class UntraceableError(ValueError):
     """torch.fx cannot trace a model; a run on example inputs is needed instead."""
 
@@ -90,7 +86,7 @@ class _Reader:
             return None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         trailing = name.endswith("_") and not name.endswith("__")
-        return first if trailing or name in _IN_PLACE or node.kwargs.get("inplace") else None
+        return first if trailing or node.kwargs.get("inplace") else None
 
     def _module(self, node: fx.Node, paths: Paths) -> Paths:
         module = self.model.get_submodule(cast(str, node.target))
