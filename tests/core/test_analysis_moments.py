@@ -121,6 +121,18 @@ def test_the_axis_of_features_is_free_where_nothing_depends_on_it() -> None:
             conditional_moments(layer, x, dim=1)
 
 
+def test_results_are_without_gradients() -> None:
+    x, maps = torch.randn(5, 4, requires_grad=True), torch.randn(1, 3, 4, 4, requires_grad=True)
+    sigma = torch.eye(4, requires_grad=True)
+    for found in (
+        conditional_moments(ro.RotationOut(0.2), x),
+        conditional_moments(ro.nn.Cutout(0.2), maps),
+        total_moments(ro.RotationOut(0.2), x[0], sigma),
+    ):
+        assert not found.mean.requires_grad
+        assert not found.covariance.requires_grad
+
+
 def test_one_multiplier_scales_all_second_moments() -> None:
     second = torch.tensor([[4.0, 1.0], [1.0, 2.0]])
     torch.testing.assert_close(NoiseLaw("whole", 0.5).covariance(second), torch.tensor([[2.0, 0.5], [0.5, 1.0]]))

@@ -165,6 +165,10 @@ def test_a_mean_over_few_rows_and_one_that_is_off() -> None:
     )
     origin = variance_ratio(NoiseLaw("itself", 1.0, torch.zeros(4)), weight, c, sigma, placement="a")
     torch.testing.assert_close(origin, variance_ratio(nn.Dropout(0.5), weight, c, sigma, placement="a"))
+    several = variance_ratio(exact, weight.expand(3, 4, 6), c, sigma, placement="a")
+    torch.testing.assert_close(several, torch.full((3, 4), 2.0, dtype=torch.float64))
+    whole = 2 * torch.eye(4, dtype=torch.int64)
+    assert limit_ratio(ro.noise("centred-dropout", 0.5), torch.ones(4), whole, rows=4) == pytest.approx(1.75)
 
 
 @pytest.mark.parametrize(
