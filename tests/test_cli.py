@@ -302,6 +302,51 @@ def test_noises_are_timed_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     assert re.search(r"^\| nn.Dropout \| [\d.]+ \| 1.00 \| 0.2 \| 100.00 \|$", capsys.readouterr().out, flags=re.M)
 
 
+def test_noises_that_are_timed_are_what_their_names_say() -> None:
+    from rotationout import bench, nn
+
+    for shape, layer in (((8, 6), nn.RotationOut), ((8, 5, 6), nn.RotationOut), ((8, 6, 5, 5), nn.RotationOut2d)):
+        found = bench.noises(shape, 0.2)
+        forms = {name: noise for name, noise in found.items() if name.startswith("RotationOut")}
+        assert {type(noise) for noise in forms.values()} == {layer}
+        assert [noise.center for noise in forms.values()] == [layer(0.2).center, None, None, "batch"]
+        draws = [(noise.draw.pairing, noise.draw.pairing_per) for noise in forms.values()]
+        usual = (layer(0.2).draw.pairing, layer(0.2).draw.pairing_per)
+        assert draws == [usual, ("permutation", "batch"), usual, usual]
+        assert {noise.p for noise in (*forms.values(), found["nn.Dropout"])} == {0.2}
+
+
+def test_the_authors_formula_rotates_all_pairs_of_an_example_by_one_angle() -> None:
+    import torch
+
+    from rotationout import bench
+
+    x = torch.randn(4000, 6, 2, dtype=torch.float64)
+    change = bench.authors_formula(0.2)(x) - x
+    about = x - x.mean((0, 2), keepdim=True)
+    assert (change * about).sum(1).abs().max() < 1e-5, "at right angles to the features"
+    squares = change.square().sum(1) / about.square().sum(1)
+    torch.testing.assert_close(squares[:, 0], squares[:, 1], msg="one tangent for all positions")
+    assert abs(squares[:, 0].mean() - 0.25) < 5 * 0.25 * (2 / 4000) ** 0.5  # λ times a χ² of one degree of freedom
+
+
+def test_timing_takes_turns() -> None:
+    from rotationout import bench
+
+    called: list[str] = []
+    found = bench.time_side_by_side({name: lambda name=name: called.append(name) for name in "ab"}, rounds=3)
+    assert called == ["a", "b"] * 5, "two turns do not count"
+    assert list(found) == ["a", "b"]
+    for shape in ((4,), (4, 0), (2, 2, 2, 2, 2)):
+        with pytest.raises(ValueError, match=r"shape must be \(N, D\), \(N, T, D\) or \(N, C, H, W\), got"):
+            bench.compare(shape)
+    with pytest.raises(ValueError, match="rounds must be at least 2, got 1"):
+        bench.compare((4, 4), rounds=1)
+    alone = [row["noise"] for row in bench.compare((1, 2), rounds=2)]
+    assert "RotationOut, un-centred" in alone
+    assert "RotationOut, batch-centred" not in alone, "the mean of one vector is that vector"
+
+
 def test_the_demo_has_the_settings_of_the_study() -> None:
     defaults = {name: option.default for name, option in app.inspect.signature(app.COMMANDS["demo"]).parameters.items()}
     assert (defaults["seeds"], defaults["epochs"], defaults["p"]) == (digits.SEEDS, digits.EPOCHS, digits.P)

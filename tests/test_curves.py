@@ -42,8 +42,14 @@ def curves(noises: dict[str, str]) -> list[dict[str, Any]]:
 def test_a_curve_is_as_long_as_the_shortest_run_of_its_row() -> None:
     """The mean is over all of them everywhere."""
     short, long = ({"row": "none", "epochs": len(c), "test_curve": c} for c in ([0.5, 0.6], [0.7, 0.8, 0.9]))
-    (axes,) = curves_figure([short, long]).axes
+    figure = curves_figure([short, long])
+    (axes,) = figure.axes
     (line,) = axes.lines
+    (band,) = axes.collections
+    corners = {(float(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
+    assert corners == {(1, 50), (1, 70), (2, 60), (2, 80)}, "the range of the runs"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "test accuracy, %")
+    assert figure.get_figheight() > 2.8 + 0.1, "the names below take no height from the curves"
     assert list(line.get_xdata()) == [1, 2]
     assert list(line.get_ydata()) == pytest.approx([60.0, 70.0])
 

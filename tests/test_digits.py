@@ -68,6 +68,8 @@ def test_page_shows_the_means_of_the_records(out):
     differences = [final["rotationout"][seed] - final["dropout"][seed] for seed in (1000, 1001)]
     mean, error = statistics.fmean(differences), statistics.stdev(differences) / 2**0.5
     assert f"{mean:+.2f}".replace("-", "−") + f" ± {error:.2f} percentage points" in page
+    assert "(over 2 paired seeds, ± one standard error)" in page
+    assert "p = 0.5: E tan²θ = p/(1 − p) = 1." in page
 
 
 def test_a_slow_first_run_does_not_count(out):
@@ -118,6 +120,7 @@ def test_one_seed_has_no_error(tmp_path, capsys):
     alone = ["--no-theory", "--results", str(tmp_path / "none")]
     assert cli.main(["demo", "--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path), *alone]) == 0
     assert "single seed" in " ".join(capsys.readouterr().out.split())
+    assert "E tan²θ = p/(1 − p) = 0.25." in (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", (tmp_path / "index.html").read_text(encoding="utf-8"), flags=re.S)
 
 

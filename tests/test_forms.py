@@ -1,6 +1,7 @@
 """The study of forms: each differs from the default by what its name says, and its tables are those of its record."""
 
 import dataclasses
+import io
 import json
 import math
 import statistics
@@ -16,11 +17,14 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
+from rich.console import Console
+
 from rotationout.experiments import digits, forms
 from rotationout.experiments.forms import DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
 from rotationout.nn import RotationOut, RotationOut2d
 from rotationout.report import forms as report
 from rotationout.report.cells import is_clear
+from rotationout.report.style import HUES
 
 CHOICES = {"vectors": RotationOut(forms.P), "maps": RotationOut2d(forms.P)}
 
@@ -188,6 +192,24 @@ def test_the_figure_names_every_form(out: Path) -> None:
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert labels == [one.form for one in study.of(network) if one.form != DEFAULT]
         assert axes.yaxis_inverted(), "the first is on top"
+        drawn = dict(zip(labels, axes.containers, strict=True))
+        for form, (points, _, (bar,)) in drawn.items():
+            mean, error = study.paired_difference(network, form)
+            ends = [float(x) for x, _ in bar.get_segments()[0]]
+            assert ends == pytest.approx([100 * (mean - 3 * error), 100 * (mean + 3 * error)])
+            family = {"no noise": "none"}.get(form, "dropout" if form in OTHERS[network] else "rotation")
+            assert points.get_color() == HUES[family][0]
+
+
+def test_the_terminal_shows_tables_and_verdicts(out: Path) -> None:
+    study = FormsStudy.load(out / "forms.json")
+    console = Console(width=300, record=True, file=io.StringIO())
+    report.show(study, console)
+    shown = console.export_text()
+    for network, layer in (("vectors", "RotationOut"), ("maps", "RotationOut2d")):
+        assert f"Forms of {layer} on digits" in shown
+        assert report.verdict(study, network) in " ".join(shown.split())
+    assert f", {study.settings['epochs']} epochs. " in report.sections(study)[0].prose[1]
 
 
 def test_forms_of_other_seeds_are_not_compared() -> None:

@@ -178,6 +178,18 @@ def test_runs_at_chance_are_named() -> None:
     assert "CrossNorm is level with BatchNorm of 4 (+0.00 points). With averaged ones" in ghost.verdict(dead)
 
 
+def test_without_averaged_statistics_nothing_is_said_of_them() -> None:
+    records = runs()
+    for record in records:
+        record.get("test_modes", {}).get("top1", {}).pop("averaged", None)
+    assert sentence(records, "With running statistics CrossNorm").endswith("BatchNorm of 16 (+1.00 points, p < 0.001).")
+
+
+def test_two_runs_are_enough_for_the_rule() -> None:
+    assert ghost.findings(runs(SEEDS[:2]))[-1] == ghost.RULE
+    assert ghost.RULE not in ghost.findings(runs(SEEDS[:1]))
+
+
 def test_single_runs_have_no_p() -> None:
     said = ghost.verdict(runs((1,)))
     assert "p =" not in said

@@ -78,6 +78,8 @@ def test_every_row_of_every_table_runs(table: str, handful: Path, tmp_path: Path
         assert record["converted"] == 0
         assert record["images_per_second"] > 0
     page = section(table, records)
+    sizes = "dropblock keep 0.9, 3 and 3; rotation block, 4 and 2"
+    assert page.prose[1] == f"Side length of the blocks in the third and fourth stage: {sizes}."
     assert page.table is not None
     assert [line[0] for line in page.table.rows] == ROWS
     assert "rotation block, 4 and 2" in page.prose[1]
@@ -317,6 +319,7 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[4].startswith("| rotation | 3 | 82.13 ± 0.15 | 77.87 ± 0.34 | 83.13 ± 0.15 | 92.13 ± 0.15 | 93.94")
     assert lines[4].endswith("| < 0.001 | < 0.001 |")
     assert lines[6].startswith("80 epochs on 900 images of 10 classes, crops of 128 pixels, batches of 256; ")
+    assert "Side length of the blocks in the third and fourth stage: none." in lines
     assert lines[-1].startswith("Rotation is ahead of no noise (+2.03 points, p < 0.001) and dropout keep 0.7 (+1.63 ")
     records = results.read_records(tmp_path, "imagewoof")
     assert [line[0] for line in table2(records).rows] == list(scores)

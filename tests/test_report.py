@@ -1,5 +1,6 @@
 """The whole report, from the records of this repository, in a real browser where there is one."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -18,8 +19,12 @@ from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
-from rotationout.report.table1 import prose, table1
+from rotationout.report.table1 import prose, rivals_lead, table1
+from rotationout.report.table2 import prose as table2_prose
+from rotationout.report.table2 import table2
+from rotationout.report.table3 import prose as table3_prose
 from rotationout.report.table3 import table3, verdict
+from rotationout.report.table4 import prose as table4_prose
 from rotationout.report.table4 import table4
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +141,26 @@ def test_what_is_said_of_table_1_fits_its_columns() -> None:
     assert prose(printed)[1].startswith("The paper’s numbers are means")
     assert prose(changed)[1].startswith("p is from Welch’s test")
     assert len(prose(changed[:1])) == 1, "one run: neither p-values nor numbers of the paper"
+    whole_set = [{**run, "config": settings | {"held_out": 0}} for run in printed]
+    assert "accuracy on the 10,000 test images." in prose(whole_set)[0]
+
+
+def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> None:
+    fields = {"best_top1": 71.0, "recipe": "cifar100_resnet110_authors", "config": {"network": "resnet110"}}
+    rows = ("none", "dropout keep 0.9", "rotation default sigma 0.333", "rotation default sigma 0.500", "rotation odd")
+    runs = [{**fields, "row": row, "last10_top1": 70.0 + k} for row in rows for k in (0, 1)]
+    table = table1(runs)
+    cells = {row[0]: row[-2:] for row in table.rows}
+    assert table.header[-2:] == ["p, none", "p, Dropout"]
+    assert cells == {
+        "none": ["–", "–"],
+        "dropout keep 0.9": ["1.000", "–"],
+        "rotation default sigma 0.333": ["1.000", "1.000"],
+        "rotation default sigma 0.500": ["1.000", "–"],
+        "rotation odd": ["1.000", "–"],
+    }
+    assert rivals_lead(runs)[2] == [], "one strength has both"
+    assert [row[3] for row in table.rows] == ["71.93 ± 0.16", "73.13 ± 0.30", "74.23 ± 0.25", "74.14 ± 0.11", "–"]
 
 
 def test_forms_are_compared_with_the_default_form_and_dropout_about_the_mean_with_dropout() -> None:
@@ -172,10 +197,11 @@ def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
 
 def test_detectors_are_compared_with_those_that_start_from_the_same_weights() -> None:
     scores = {"none": (40.0, 40.1), "none, ImageNet": (30.0, 30.1), "rotation, ImageNet": (30.0, 30.1)}
+    scores["rotation"] = (40.0, 40.1)
     runs = [{"row": row, "recipe": "coco", "ap": ap} for row, values in scores.items() for ap in values]
     table = table3(runs)
     tests = {row[0]: row[table.header.index("p, none")] for row in table.rows}
-    assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000"}
+    assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000", "rotation": "1.000"}
 
 
 def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
@@ -212,6 +238,21 @@ def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
     assert states()["Figure 1"] == ["computed", "–", "–"]
 
 
+def test_rows_that_the_recipe_does_not_have_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "bccd").mkdir()
+    record = json.loads(next((ROOT / "results" / "bccd").glob("none_seed*.json")).read_text(encoding="utf-8"))
+    (tmp_path / "bccd" / "mine_seed0.json").write_text(json.dumps(record | {"row": "mine"}), encoding="utf-8")
+    assert reproduced._count(tmp_path, "bccd") == (1, "0 of 5 rows, n ≥ 0")
+
+
+def test_figures_of_one_part_have_ids_of_their_own() -> None:
+    svg = '<svg><path id="p"/><use href="#p"/></svg>'
+    page = render("title", "lead", [Section("a part", [], figure=svg, more=[(svg, "again")])], "footer")
+    ids = re.findall(r'<path id="([^"]+)"', page)
+    assert len(set(ids)) == 2
+    assert re.findall(r'<use href="#([^"]+)"', page) == ids
+
+
 def test_sentences_in_cells_are_wrapped() -> None:
     table = Table(["row", "%", "what came out"], [["none", "70.1", "ahead of nothing, " * 3]])
     page = render("title", "lead", [Section("a part", [], table)], "footer")
@@ -238,3 +279,29 @@ def test_stars_are_for_the_data_of_the_paper_alone() -> None:
     seen = [{"row": row, "ap": ap, "recipe": "coco"} for ap in (30.0, 30.1) for row in ("none", "rotation")]
     cells = {row[0]: row[2] for row in table3(seen).rows}
     assert cells == {"none": "30.05 ± 0.07 *", "rotation": "30.05 ± 0.07"}, "the paper's has other initial weights"
+    images = {"row": "none", "best_top1": 70.0, "last10_top5": 93.2}
+    many = [{**images, "last10_top1": top1, "recipe": "imagenet"} for top1 in (70.0, 70.1)]
+    assert table2(many).rows[0][2] == "70.05 ± 0.07 *"
+    assert table2([{**run, "recipe": "imagewoof"} for run in many]).rows[0][2] == "70.05 ± 0.07"
+
+
+def test_stars_are_explained_where_there_are_any() -> None:
+    images = {"train_images": 1000, "test_images": 3, "classes": 2, "skipped": {}, "epochs": 1, "row": "none"}
+    images |= {"device": "a GPU", "config": {"size": 64, "batch": 8, "block_sizes": ()}}
+    for recipe in ("imagenet", "imagewoof"):
+        first, _, last = table2_prose([{**images, "recipe": recipe}])
+        assert first.startswith("1 epochs on 1,000 images of 2 classes, crops of 64 pixels, batches of 8; ")
+        assert ("A star" in last) == (recipe == "imagenet")
+    boxes = {"train_images": 6, "train_boxes": 9, "test_images": 3, "test_boxes": 4, "skipped": {}, "epochs": 1}
+    boxes |= {"device": "a GPU", "config": {"crop": 64, "test_split": "val"}, "row": "none"}
+    for recipe in ("coco", "bccd"):
+        assert ("A star" in table3_prose([{**boxes, "recipe": recipe}])[1]) == (recipe == "coco")
+    heard = {"train_utterances": 9, "test_utterances": 3, "skipped": {}, "epochs": 1, "device": "a GPU", "row": "none"}
+    for recipe in ("wsj", "an4"):
+        config = {"held_out": 0, "test_split": "test"}
+        first, second = table4_prose([{**heard, "recipe": recipe, "config": config}])
+        assert "on the test split, 3 utterances" in first
+        assert ("A star" in second) == (recipe == "wsj")
+    first, second = table4_prose([{**heard, "recipe": "an4_strength", "config": {"held_out": 1, "test_split": "test"}}])
+    assert "on speakers held out of the training set, 3 utterances" in first
+    assert second == "p is from Welch’s test on the edit distance, against no noise."

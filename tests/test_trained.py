@@ -117,6 +117,8 @@ def test_the_table_of_repairs_is_that_of_the_records(results: Path, capsys: pyte
     table = shift.table(records)
     lines = {line[0]: line for line in table.rows}
     assert list(lines) == FORMS
+    assert table.header == ["row", "runs", "r, mean", "as trained, %", "× keep rate", "closed form", "recalibrated"]
+    assert all(len(line) == len(table.header) for line in table.rows)
     runs = [run["variance_shift"]["states"] for run in records if run["row"] == "Dropout-b"]
     gains = [run["recalibrated"]["top1"] - run["trained"]["top1"] for run in runs]
     mean, deviation = statistics.fmean(gains), statistics.stdev(gains)
@@ -147,6 +149,7 @@ def test_the_verdict_counts_what_is_clear(results: Path) -> None:
     )
     assert "× keep rate: better with 0, worse with 2 of 3; closed form: better with 0, worse with 0 of 2;" in said
     assert "recalibrated: better with 3, worse with 0 of 3." in said
+    assert shift.STATES["trained"] not in said, "it is no repair"
     assert "recalibrated: better with 0, worse with 0 of 3." in shift.verdict([r for r in records if r["seed"] == 0])
 
 

@@ -39,6 +39,12 @@ def test_streams_give_what_all_rows_give() -> None:
     assert (first.value, first.rows, first.features) == (pytest.approx(expected, rel=1e-10), 1000, 6)
 
 
+def test_one_row_has_no_co_adaptation_yet() -> None:
+    seen = Coadaptation()
+    seen.update(torch.ones(1, 3))
+    assert repr(seen) == "Coadaptation(rows=1)"
+
+
 def test_positions_of_maps_are_samples() -> None:
     maps = torch.randn(20, 5, 3, 4)
     rows = maps.movedim(1, -1).reshape(-1, 5)
@@ -146,6 +152,7 @@ def test_layers_of_a_model() -> None:
     assert table["conv"].value == pytest.approx(expected, rel=1e-5)
     assert (table["conv"].rows, table["head"].rows, table["unused"].rows) == (4 * 8 * 16, 32, 0)
     assert repr(table["unused"]) == "Coadaptation(rows=0)"
+    assert coadaptation_of(model, [*data], limit=3)["head"].rows == 24
 
     by_name = coadaptation_of(model, [*data], ["conv", nn.BatchNorm2d])
     assert list(by_name) == ["conv", "norm"]
@@ -187,6 +194,15 @@ def test_where_the_features_are() -> None:
     told = coadaptation_of(convs, [tokens], "*", dim={"1": 1})
     assert {name: seen.features for name, seen in told.items()} == {"0": 7, "1": 7}
     assert coadaptation_of(convs, [tokens], "1", dim=1)["1"].value == pytest.approx(told["1"].value)
+
+
+def test_packed_sequences_have_the_rows_of_their_steps() -> None:
+    sequences = [torch.randn(steps, 4) for steps in (5, 3, 2)]
+    model = nn.LSTM(4, 3)
+    (packed,) = coadaptation_of(model, [nn.utils.rnn.pack_sequence(sequences)], nn.LSTM).values()
+    apart = [model(sequence)[0].detach() for sequence in sequences]
+    assert packed.rows == 10
+    assert packed.value == pytest.approx(coadaptation(apart))
 
 
 def failing() -> Iterator[Tensor]:
@@ -232,6 +248,16 @@ def test_an_error_leaves_no_trace(call: object, error: type[Exception], message:
         (lambda: coadaptation_factor(nn.Dropout(), 4, covariance=torch.eye(4)), ValueError, "give either features"),
         (lambda: coadaptation_factor(nn.Dropout(), 4, mean=torch.ones(4)), ValueError, "depends on the covariance"),
         (lambda: coadaptation_factor(nn.Dropout(), 1), ValueError, "features must be an integer, at least 2, got 1"),
+        (
+            lambda: coadaptation_factor(nn.Dropout(), covariance=[[1.0]]),
+            TypeError,
+            "covariance must be a Tensor, got list",
+        ),
+        (
+            lambda: coadaptation_factor(nn.Dropout(), covariance=torch.ones(2, 2, 2)),
+            ValueError,
+            r"must have shape \(D,\) and covariance \(D, D\) here",
+        ),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: object, error: type[Exception], message: str) -> None:
@@ -243,10 +269,13 @@ def test_bad_input_says_what_would_be_right(call: object, error: type[Exception]
 def test_a_compiled_model_is_watched_too() -> None:
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(50, 4)
     (expected,) = coadaptation_of(model, [x]).values()
+    wrapped = torch.compile(model, backend="eager")
+    wrapped(x)
+    (inside,) = coadaptation_of(wrapped, [x]).values()
     model.compile(backend="eager")
     model(x)
     (found,) = coadaptation_of(model, [x]).values()
-    assert found.value == pytest.approx(expected.value)
+    assert found.value == inside.value == pytest.approx(expected.value)
 
 
 def test_odd_outputs_are_refused() -> None:

@@ -91,3 +91,7 @@ def test_axes_of_vectors() -> None:
     assert cosine_squared(x, 0 * x, dim=1).abs().max() == 0
     with pytest.raises(ValueError, match="p is a drop probability"):
         dropout_rotation(x, 1.0)
+    with pytest.raises(TypeError, match="x must be a Tensor, got list"):
+        dropout_rotation([1.0, 2.0], 0.2)
+    with pytest.raises(TypeError, match="covariance must be a Tensor, got list"):
+        pairwise_correlation(ro.RotationOut(0.2), [[1.0, 0.0], [0.0, 1.0]])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import rotationout as ro
-from rotationout.analysis import MomentAccumulator, conditional_moments, estimate_moments
+from rotationout.analysis import MomentAccumulator, Moments, conditional_moments, estimate_moments
 
 
 def errors_by_two_passes(rows: Tensor) -> Tensor:
@@ -130,6 +130,7 @@ def test_modes_and_outputs() -> None:
     assert still.variance.max() == 0
     total = estimate_moments(nn.Dropout(0.5), x, 500, output=lambda y: y.sum(), covariance=False)
     assert total.mean.shape == ()
+    assert estimate_moments(nn.Dropout(0.5), x, 50, vectorized=20, output=lambda y: y.sum()).covariance.shape == (1, 1)
     assert total.covariance is None
     assert abs((total.variance - x.double().square().sum()) / total.variance_error) < 5
 
@@ -144,6 +145,21 @@ def test_samples_are_repeatable_and_counted() -> None:
     assert all(f.samples == 150 for f in found)
 
 
+def test_two_rows_are_equally_far_from_their_mean() -> None:
+    """So their products do not vary, and rounding must not make that variance negative."""
+    seen, rows = MomentAccumulator(), torch.rand(2, 30, dtype=torch.float64)
+    seen.update(rows)
+    torch.testing.assert_close(seen.variance, (rows[0] - rows[1]) ** 2 / 2)
+    torch.testing.assert_close(seen.covariance_error, torch.zeros(30, 30, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_what_does_not_vary_is_as_predicted_or_infinitely_off() -> None:
+    found = estimate_moments(nn.Identity(), torch.full((2,), -3.0), 5)
+    still = torch.zeros(2, 2)
+    assert found.deviations(Moments(torch.full((2,), -3.0), still))[0].tolist() == [0.0, 0.0]
+    assert found.deviations(Moments(torch.tensor([-3.0, -3.1]), still))[0].tolist() == [0.0, math.inf]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -151,7 +167,17 @@ def test_samples_are_repeatable_and_counted() -> None:
         (lambda: estimate_moments(nn.Dropout(), torch.ones(2), vectorized=0), ValueError, "vectorized must be"),
         (lambda: estimate_moments(nn.LSTM(2, 2), torch.ones(3, 2)), TypeError, "must return a tensor, got tuple"),
         (lambda: estimate_moments(torch.relu, torch.ones(3, 2)), TypeError, "model must be a torch.nn.Module"),
-        (lambda: MomentAccumulator().update(torch.ones(3)), TypeError, r"rows must be a real tensor \(n, D\)"),
+        (
+            lambda: estimate_moments(nn.Identity(), torch.ones(2, dtype=torch.complex64)),
+            TypeError,
+            "must return real numbers, got complex ones",
+        ),
+        (
+            lambda: MomentAccumulator().update(torch.ones(3)),
+            TypeError,
+            r"rows must be a real tensor \(n, D\), got torch.float32 of shape \(3,\)",
+        ),
+        (lambda: MomentAccumulator().update([[1.0]]), TypeError, r"rows must be a real tensor \(n, D\), got list"),
         (lambda: MomentAccumulator().mean, ValueError, "needs at least 1 rows, got 0"),
         (lambda: MomentAccumulator(covariance=False).covariance, ValueError, "build it with covariance=True"),
         (lambda: MomentAccumulator().merge(MomentAccumulator(errors=False)), ValueError, "same covariance and errors"),

@@ -25,7 +25,7 @@ from rotationout.analysis import (
     relu_moments,
     total_moments,
 )
-from rotationout.analysis.sharing import one_sided_correlation
+from rotationout.analysis.sharing import one_sided_correlation, tangent_products
 from rotationout.registry import KINDS
 
 LIMIT = 6.5
@@ -110,6 +110,58 @@ def test_dropouts_by_all_their_masks(layer: nn.Module, shape: tuple[int, ...], m
     predicted = conditional_moments(layer, x, joint=True)
     torch.testing.assert_close(predicted.mean.flatten(), mean)
     torch.testing.assert_close(predicted.covariance, covariance)
+
+
+def test_the_axis_of_features_is_free_where_nothing_depends_on_it() -> None:
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    found = conditional_moments(ro.nn.GaussianDropout(0.2), x, dim=1).covariance
+    torch.testing.assert_close(found, torch.diag_embed(0.25 * x.movedim(1, -1) ** 2))
+    for layer in (ro.noise("centred-gaussian", 0.2), ro.RotationOut(0.2)):
+        with pytest.raises(ValueError, match="has its features on axis 2"):
+            conditional_moments(layer, x, dim=1)
+
+
+def test_results_are_without_gradients() -> None:
+    x, maps = torch.randn(5, 4, requires_grad=True), torch.randn(1, 3, 4, 4, requires_grad=True)
+    sigma = torch.eye(4, requires_grad=True)
+    for found in (
+        conditional_moments(ro.RotationOut(0.2), x),
+        conditional_moments(ro.nn.Cutout(0.2), maps),
+        total_moments(ro.RotationOut(0.2), x[0], sigma),
+    ):
+        assert not found.mean.requires_grad
+        assert not found.covariance.requires_grad
+
+
+def test_one_multiplier_scales_all_second_moments() -> None:
+    second = torch.tensor([[4.0, 1.0], [1.0, 2.0]])
+    torch.testing.assert_close(NoiseLaw("whole", 0.5).covariance(second), torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+
+
+def test_two_features_take_the_noise_of_each_other() -> None:
+    assert NoiseLaw("others", 0.5).variance(torch.tensor([1.0, 4.0])).tolist() == [2.0, 0.5]
+    x = torch.randn(4, dtype=torch.float64)
+    one, joint = (conditional_moments(ro.RotationOut(0.2), x, joint=joint).covariance for joint in (False, True))
+    torch.testing.assert_close(joint, one)
+
+
+def test_blocks_of_two_examples_are_drawn_apart() -> None:
+    layer = ro.RotationOut2d(
+        0.3, center=None, pairing_per="batch", angle_per="batch", block_size=2, coverage=0.4, pairing="permutation"
+    )
+    lam = 0.3 / 0.7
+    products = tangent_products(layer, (2, 4, 2, 3), 1, 0)
+    torch.testing.assert_close(products.diagonal(), torch.full((12,), lam * 0.4, dtype=torch.float64))
+    torch.testing.assert_close(products[:6, 6:], torch.full((6, 6), lam * 0.4**2, dtype=torch.float64))
+
+
+def test_steps_have_their_features_on_the_last_axis_and_maps_on_the_first() -> None:
+    x = torch.randn(3, 2, 4, dtype=torch.float64)
+    found = conditional_moments(ro.nn.LockedDropout(0.2), x).covariance
+    torch.testing.assert_close(found, torch.diag_embed(0.25 * x**2))
+    maps = torch.randn(3, 1, 2, 2, dtype=torch.float64)  # one example, of three channels
+    spatial = conditional_moments(nn.Dropout3d(0.2), maps).covariance
+    torch.testing.assert_close(spatial, torch.diag_embed(0.25 * maps.movedim(0, -1) ** 2))
 
 
 def test_the_covariance_of_a_vector_is_a_block_of_the_joint_one() -> None:
@@ -268,6 +320,9 @@ def test_relu_moments() -> None:
     one = relu_moments(torch.eye(2))
     torch.testing.assert_close(one.variance, torch.full((2,), 0.5 - 0.5 / math.pi, dtype=torch.float64))
     assert one.covariance[0, 1].abs() < 1e-15
+    several = relu_moments(torch.stack([sigma, 4 * sigma]))  # twice as large
+    torch.testing.assert_close(several.mean, torch.stack([expected.mean, 2 * expected.mean]))
+    torch.testing.assert_close(several.covariance, torch.stack([expected.covariance, 4 * expected.covariance]))
 
 
 def test_the_layer_is_not_touched() -> None:
@@ -275,11 +330,13 @@ def test_the_layer_is_not_touched() -> None:
     layer.running_mean.fill_(2.0)
     x = torch.randn(5, 4)
     state = torch.get_rng_state()
-    moments = conditional_moments(layer, x)
+    moments, law = conditional_moments(layer, x), noise_law(layer)
     assert torch.equal(torch.get_rng_state(), state)
     assert not layer.training
     assert torch.equal(layer.running_mean, torch.full((4,), 2.0))
     torch.testing.assert_close(moments.covariance, conditional_moments(ro.RotationOut(0.3), x - 2).covariance)
+    layer.running_mean.zero_()
+    assert torch.equal(law.center, torch.full((4,), 2.0)), "the mean as it was"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +357,16 @@ def test_the_layer_is_not_touched() -> None:
             "more than one value",
         ),
         (lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(3)), ValueError, "more than one value"),
-        (lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True), ValueError, "maps of 4"),
+        (
+            lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True),
+            ValueError,
+            r"maps of 4 dimensions, got \(2, 3, 4\)",
+        ),
+        (
+            lambda: conditional_moments(nn.Dropout3d(), torch.ones(2, 3, 4), joint=True),
+            ValueError,
+            "maps of 5 dimensions or 4 without a batch",
+        ),
         (lambda: conditional_moments(nn.Dropout2d(), torch.ones(1, 2, 3, 4), dim=2), ValueError, "features on axis 1"),
         (lambda: conditional_moments(ro.nn.ShakeShake(), torch.ones(2, 3)), TypeError, "two branches"),
         (lambda: conditional_moments(nn.Dropout(), (torch.ones(2), torch.ones(2))), TypeError, "x must be a Tensor"),
@@ -316,6 +382,13 @@ def test_the_layer_is_not_touched() -> None:
             lambda: total_moments(NoiseLaw("itself", 1.0, torch.zeros(3)), torch.ones(2), torch.eye(2)),
             ValueError,
             "about a mean of 3 features, but mean has 2",
+        ),
+        (lambda: total_moments(nn.Dropout(), None, torch.eye(2)), TypeError, "mean must be a Tensor, got NoneType"),
+        (lambda: relu_moments([[1.0]]), TypeError, "covariance must be a Tensor, got list"),
+        (
+            lambda: conditional_moments(ro.nn.CentredDropout(center="running", num_features=1), torch.ones(2, 3)),
+            ValueError,
+            r"about a mean of 1 features, but x has 3 on axis 1: \(2, 3\)",
         ),
     ],
 )

@@ -128,6 +128,16 @@ def test_the_observation_and_proposition_3() -> None:
     assert abs(found["b"].mean - limit) < 0.01  # gathered, far from 1
 
 
+def test_a_generator_of_its_own_repeats_the_weights() -> None:
+    c, sigma = torch.ones(4), torch.eye(4)
+    one, other = (
+        sample_shift(nn.Dropout(), c, sigma, placement="a", layers=1, generator=torch.Generator().manual_seed(4))
+        for _ in range(2)
+    )
+    assert one.ratio.shape == (1, 64)
+    assert torch.equal(one.ratio, other.ratio)
+
+
 def test_rotation_gathers_too() -> None:
     features = relu_features(256)
     moments = (features.mean, features.covariance)
@@ -146,12 +156,19 @@ def test_a_mean_over_few_rows_and_one_that_is_off() -> None:
     c, sigma = features.mean, features.covariance
     few = variance_ratio(ro.noise("centred-dropout", 0.5), weight, c, sigma, placement="a", rows=4)
     torch.testing.assert_close(few, torch.full((4,), 1.75, dtype=torch.float64))
+    before = variance_ratio(ro.noise("centred-dropout", 0.5), weight, c, sigma, placement="b", rows=4)
+    clean = torch.einsum("ni,ij,nj->n", weight, sigma, weight)
+    torch.testing.assert_close(before, 1 + 0.75 * (weight**2 @ sigma.diagonal()) / clean)
     exact = NoiseLaw("itself", 1.0, weight @ c)
     torch.testing.assert_close(
         variance_ratio(exact, weight, c, sigma, placement="a"), torch.full((4,), 2.0, dtype=torch.float64)
     )
     origin = variance_ratio(NoiseLaw("itself", 1.0, torch.zeros(4)), weight, c, sigma, placement="a")
     torch.testing.assert_close(origin, variance_ratio(nn.Dropout(0.5), weight, c, sigma, placement="a"))
+    several = variance_ratio(exact, weight.expand(3, 4, 6), c, sigma, placement="a")
+    torch.testing.assert_close(several, torch.full((3, 4), 2.0, dtype=torch.float64))
+    whole = 2 * torch.eye(4, dtype=torch.int64)
+    assert limit_ratio(ro.noise("centred-dropout", 0.5), torch.ones(4), whole, rows=4) == pytest.approx(1.75)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +179,16 @@ def test_a_mean_over_few_rows_and_one_that_is_off() -> None:
         (lambda c, s: sample_shift(nn.Dropout(), c, s, outputs=0), "outputs must be an integer, at least 1, got 0"),
         (lambda c, s: sample_shift(ro.RotationOut(), c, s, outputs=1, placement="a"), "at least 2 features"),
         (lambda c, s: expected_shift(nn.Dropout(), c[:3], s), "mean must have shape"),
+        (
+            lambda c, s: variance_ratio(NoiseLaw("itself", 1.0, torch.zeros(1)), torch.ones(2, 4), c, s, placement="a"),
+            "about a mean of 1 features, but weight has 2 outputs",
+        ),
+        (
+            lambda c, s: variance_ratio(nn.Dropout(), torch.ones(2, 4), c, s.expand(4, 4, 4)),
+            r"covariance \(D, D\) here",
+        ),
+        (lambda c, s: expected_shift(nn.Dropout(), c.expand(4, 4), s), r"here, got \(4, 4\) and \(4, 4\)"),
+        (lambda c, s: limit_ratio(nn.Dropout(), c, s.expand(4, 4, 4)), r"here, got \(4,\) and \(4, 4, 4\)"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call: object, message: str) -> None:

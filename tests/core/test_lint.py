@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -316,6 +317,53 @@ def test_a_recurrent_layer_between_two_noises_is_something_between_them() -> Non
     assert lint(Net(), TOKENS) == []
 
 
+class Unknown(nn.Module):
+    """A noise that is none of the registry."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+@pytest.mark.parametrize("given", [VECTORS, None])
+def test_what_was_inserted_counts_as_one_noise(given: Tensor | None) -> None:
+    for noise, name in ((Unknown(), "noise"), (nn.Sequential(nn.Dropout(0.5)), "noise.0")):
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        ro.insert(model, noise, before=nn.BatchNorm1d)
+        (finding,) = lint(model, given)
+        assert finding.rule == "noise-before-normalisation"
+        assert finding.layer.endswith(f".{name}")
+
+
+@pytest.mark.parametrize("given", [IMAGES, None])
+def test_p_of_cutout_is_an_area(given: Tensor | None) -> None:
+    assert lint(nn.Sequential(ro.nn.Cutout(0.8), nn.Conv2d(3, 4, 1)), given) == []
+
+
+def test_noise_on_weights_is_not_directly_before_what_follows() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.norm = ro.nn.WeightDrop(nn.LSTM(8, 8), 0.2), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.lstm(x)[0])
+
+    assert lint(Net(), TOKENS) == []
+
+
+def test_sparse_tensors_may_be_in_between() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(8)
+            self.register_buffer("edges", torch.eye(len(VECTORS)).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(torch.sparse.mm(self.edges, self.noise(x)))
+
+    assert lint(Graph(), VECTORS) == []
+
+
 def test_layers_with_the_same_finding_share_a_line() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 4), nn.Dropout(1.0))
     assert len(lint(model)) == 2
@@ -397,6 +445,34 @@ def test_a_transformer_is_causal_by_how_it_is_called(causal: bool) -> None:
 
     found = [f for f in lint(Language(), torch.randint(10, (2, 5))) if "later ones included" in f.message]
     assert [finding.layer for finding in found] == (["noise"] if causal else [])
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), nn.GRUCell(8, 8)], ids=["decoder", "cell"]
+)
+def test_decoders_and_cells_are_causal(layer: nn.Module) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise, self.layer = ro.RotationOut(0.2, center="batch"), layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.noise(x)
+            return self.layer(y, y) if isinstance(layer, nn.TransformerDecoderLayer) else self.layer(y[:, 0])
+
+    (finding,) = lint(Steps(), TOKENS)
+    assert (finding.layer, finding.rule) == ("noise", "mean-sees-later-steps")
+    assert "but layer is causal" in finding.message
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mark", ["is_causal", "causal", "is_decoder"])
+def test_a_module_may_say_that_it_is_causal(mark: str, causal: bool) -> None:
+    model = nn.Sequential(ro.RotationOut(0.2, center="batch"), nn.Linear(8, 8))
+    marked = model[1] if mark != "is_decoder" else SimpleNamespace()
+    setattr(marked, mark, causal)
+    model[1].config = marked if mark == "is_decoder" else None
+    assert [finding.rule for finding in lint(model, TOKENS)] == ["mean-sees-later-steps"] * causal
 
 
 def test_batchnorm_without_running_statistics_records_nothing() -> None:

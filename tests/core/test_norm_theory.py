@@ -12,6 +12,7 @@ import torch
 
 from rotationout.analysis import batchnorm as theory
 from rotationout.analysis.batchnorm import DISTRIBUTIONS, Distribution, Estimate
+from rotationout.analysis.distributions import as_distribution
 from rotationout.nn.norm import expectation
 
 Z_LIMIT = 4.9
@@ -103,6 +104,12 @@ def test_standard_errors_are_those_of_repetitions() -> None:
     assert abs(spread / error - 1) < Z_LIMIT / math.sqrt(200)
 
 
+def test_two_samples_are_equally_far_from_their_mean() -> None:
+    """So their squared deviations do not vary, and rounding must not make that variance negative."""
+    error = theory.f_var(torch.linspace(0, 1, 21), 3, "uniform", samples=2).error
+    torch.testing.assert_close(error, torch.zeros(21, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
 def test_two_values_in_closed_form() -> None:
     expect, var = theory.moments(GRID, 2)
     signs = torch.erf(GRID / math.sqrt(2))
@@ -120,6 +127,36 @@ def test_large_batches_are_linear_and_silent() -> None:
 def test_location_and_scale_do_not_matter() -> None:
     normal = torch.distributions.Normal(3.0, 2.0)
     torch.testing.assert_close(theory.f_expect(3 + 2 * GRID, 8, normal), theory.f_expect(GRID, 8))
+
+
+def test_two_samples_by_hand() -> None:
+    """Batches of 0 and of these: the variance has n − 1 in its denominator, the mean an error of √(variance / n)."""
+    others = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64)
+    law = Distribution(0.0, 1.0, lambda shape: others)
+    expect, var = theory.moments(torch.zeros(1), 3, law, samples=2)
+    one, two = (-1 / math.sqrt(2 / 3), -(8 / 3) / math.sqrt((0 + 9 + 25) / 3 - (8 / 3) ** 2))
+    assert expect.value.item() == pytest.approx((one + two) / 2)
+    assert var.value.item() == pytest.approx((one - two) ** 2 / 2)
+    assert expect.error.item() == pytest.approx(abs(one - two) / 2)
+
+
+def test_as_many_batches_are_drawn_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of limited size."""
+    drawn: list[tuple[int, ...]] = []
+
+    def sample(shape: tuple[int, ...]) -> torch.Tensor:
+        drawn.append(shape)
+        return torch.randn(shape, dtype=torch.float64)
+
+    monkeypatch.setattr(theory, "CHUNK", 10)
+    theory.moments(torch.zeros(1), 3, Distribution(0.0, 1.0, sample), samples=12)
+    assert drawn == [(5, 2), (5, 2), (2, 2)]
+
+
+def test_integers_are_data_too() -> None:
+    law = as_distribution(torch.tensor([1, 3]))
+    assert (law.mean, law.std) == (2.0, 1.0)
+    assert law.sample((4,)).dtype == torch.float64
 
 
 def test_data_stand_for_their_distribution() -> None:
@@ -208,7 +245,20 @@ def test_effective_batch_size_counts_independent_values() -> None:
         (lambda: theory.f_expect(GRID, 4, "unifrom"), ValueError, "did you mean 'uniform'"),
         (lambda: theory.f_expect(GRID, 4, 7), TypeError, "distribution must be one of gaussian"),
         (lambda: theory.f_expect(GRID, 4, torch.distributions.Cauchy(0.0, 1.0)), ValueError, "a finite mean"),
-        (lambda: theory.f_expect(GRID, 4, torch.ones(5)), ValueError, "positive deviation"),
+        (
+            lambda: theory.f_expect(GRID, 4, torch.distributions.Normal(torch.zeros(2), torch.ones(2))),
+            TypeError,
+            r"one of torch\.distributions for a single number",
+        ),
+        (
+            lambda: theory.f_expect(
+                GRID, 4, torch.distributions.RelaxedBernoulli(torch.tensor(1.0), probs=torch.tensor(0.5))
+            ),
+            TypeError,
+            "torch does not know the mean and the deviation of RelaxedBernoulli",
+        ),
+        (lambda: theory.f_expect(GRID, 4, torch.ones(5)), ValueError, "mean = 1.0 and std = 0.0"),
+        (lambda: theory.f_expect(GRID, 4, torch.ones(1)), ValueError, "needs at least 2 values, got 1"),
         (lambda: theory.f_expect(GRID, 4, "uniform", samples=1), ValueError, "samples must be an integer, at least 2"),
         (lambda: theory.cross_norm_factor(3), ValueError, "more than 3"),
         (lambda: theory.effective_batch_size(torch.ones(3), 8), ValueError, "at least 2 examples"),

@@ -96,6 +96,15 @@ def test_recalibration_is_refused_where_noise_cannot_be_off() -> None:
     assert len(recalibrate_batchnorm_(trained(Functional(), images(2)), images(2))) == 1, "this one can be off"
 
 
+def test_noise_whose_hook_is_gone_is_told() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    ro.insert(model, ro.RotationOut2d(0.5), before=nn.BatchNorm2d)
+    rebuilt = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for repair in (recalibrate_batchnorm_, correct_batchnorm_, variance_shift):
+        with pytest.raises(RuntimeError, match="the noise at '1' no longer acts"):
+            repair(rebuilt, images(1))
+
+
 def test_layers_that_have_no_part_in_it_are_left_alone() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False))
     model[0].unused = nn.BatchNorm2d(5)
@@ -106,6 +115,17 @@ def test_layers_that_have_no_part_in_it_are_left_alone() -> None:
     assert torch.equal(model[0].unused.running_var, torch.ones(5))
     with pytest.raises(ValueError, match="keeps running statistics"):
         recalibrate_batchnorm_(model[1:], images(2))
+    alone, dead = nn.BatchNorm2d(3), nn.BatchNorm1d(2)
+    described = recalibrate_batchnorm_(alone, [(k, x) for k, x in enumerate(images(2))], forward=lambda m, b: m(b[1]))
+    assert str(described).splitlines()[1].startswith("  the model: recalibrated with the noise off; ")
+    for expected in ("0 to 1", "1"):  # the second time a dead channel has a variance of 0 before and after
+        batch = torch.tensor([[1.0, 3.0], [1.0, 3.0 + 2**0.5]])  # variances of 0 and 1
+        described = recalibrate_batchnorm_(dead, [batch])
+        assert str(described).endswith(f"; running variance × {expected}")
+    idle = nn.Sequential(nn.ReLU())
+    idle[0].unused = nn.BatchNorm2d(5)
+    with pytest.raises(ValueError, match="no BatchNorm layer was called with these batches"):
+        recalibrate_batchnorm_(idle, images(2))
 
 
 def test_cross_normalization_is_recalibrated_but_not_corrected() -> None:

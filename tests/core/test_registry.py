@@ -90,6 +90,11 @@ def test_options_reach_the_layer() -> None:
             ValueError,
             "odd integer for torchvision's DropBlock, got 4",
         ),
+        (
+            lambda: ro.noise("dropblock", 0.2, block_size=-1),
+            ValueError,
+            "block_size must be an integer, at least 1, got -1",
+        ),
         (lambda: ro.noise("droppath", 0.2, dims=True), TypeError, "dims, .*, must be an integer, got bool"),
         (lambda: ro.noise("shake-shake", 0.5), ValueError, "at most 0.25"),
     ],

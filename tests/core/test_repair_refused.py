@@ -186,19 +186,96 @@ class Overwrites(nn.Module):
             F.relu(y, inplace=True)
         elif self.how == "module":
             self.act(y)
+        elif self.how == "out":
+            torch.clamp(x, min=0, out=y)
+        else:
+            F.relu(y)  # changes nothing
         return self.norm(y)
 
 
-@pytest.mark.parametrize("how", ["method", "function", "module"])
+@pytest.mark.parametrize("how", ["method", "function", "module", "out"])
 def test_code_that_overwrites_a_tensor_is_not_read_but_run(how: str) -> None:
     model = Overwrites(how)
     for _ in range(60):
         model(torch.randn(64, 4))
     with pytest.raises(ValueError, match="changes a tensor in place that is used again later"):
         correct_batchnorm_(model)
-    with pytest.raises(ValueError, match="through relu"):
+    with pytest.raises(ValueError, match=r"through (relu|clamp)"):
         correct_batchnorm_(model, example_inputs=torch.randn(8, 4))
     same = Overwrites("not at all")
     for _ in range(60):
         same(torch.randn(64, 4))
     assert len(correct_batchnorm_(same).layers) == 1
+
+
+class Inside(nn.Module):
+    """Something that may drop features, then a noise directly before BatchNorm."""
+
+    def __init__(self, make: Callable[[float], Any], p: float) -> None:
+        super().__init__()
+        self.code, self.noise, self.norm = make(p), ro.nn.CentredDropout(0.5, dim=1), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attends = isinstance(self.code, nn.MultiheadAttention)
+        y = self.code(x, x, x) if attends else self.code(x)
+        return self.norm(self.noise(y[0] if attends or isinstance(self.code, nn.LSTM) else y))
+
+
+def feed_forward(p: float) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=p)
+    layer.self_attn.dropout = 0.0
+    return layer
+
+
+INSIDE: dict[str, Callable[[float], Any]] = {
+    "function": lambda p: lambda x: F.dropout(x, p),
+    "rrelu": lambda p: lambda x: F.rrelu(x, training=p > 0),
+    "attention": lambda p: lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=p),
+    "attention by place": lambda p: lambda x: F.scaled_dot_product_attention(x, x, x, None, p),
+    "MultiheadAttention": lambda p: nn.MultiheadAttention(4, 2, dropout=p),
+    "LSTM": lambda p: nn.LSTM(4, 4, num_layers=2, dropout=p),
+    "transformer": lambda p: nn.TransformerEncoderLayer(4, 2, 8, dropout=p),
+    "transformer, not in its attention": feed_forward,
+}
+
+
+@pytest.mark.parametrize("how", ["example_inputs", "code"])
+@pytest.mark.parametrize("case", INSIDE)
+def test_what_drops_nothing_is_no_noise_wherever_it_is(case: str, how: str) -> None:
+    x = torch.randn(9, 4)
+    given = {"example_inputs": x} if how == "example_inputs" else {}
+    noisy = trained(Inside(INSIDE[case], 0.5), [x], 50)
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm1d\): .* reaches it through .*CentredDropout, after which"):
+        correct_batchnorm_(noisy, **given)
+    assert len(correct_batchnorm_(trained(Inside(INSIDE[case], 0.0), [x], 50), **given)) == 1
+
+
+def lstm(layers: int, *, frozen: bool) -> nn.LSTM:
+    made = nn.LSTM(4, 4, num_layers=layers)
+    made.dropout = 0.5
+    if frozen:
+        made.train = lambda mode=True: nn.Module.train(made, False)  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        F.normalize,
+        lambda x: F.dropout(x, 0.5, False),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: F.scaled_dot_product_attention(x, x, x, None),
+        lstm(1, frozen=False),
+        lstm(2, frozen=True),
+    ],
+    ids=["normalize", "off", "attention", "attention with a mask", "no layers to drop between", "frozen"],
+)
+def test_what_is_certain_is_no_noise(code: Any) -> None:
+    model = trained(Inside(lambda p: code, 0.5), [torch.randn(9, 4)], 50)
+    assert len(correct_batchnorm_(model)) == 1
+
+
+def test_random_numbers_of_the_code_are_noise() -> None:
+    model = trained(Inside(lambda p: lambda x: x * torch.rand_like(x), 0.5), [torch.randn(9, 4)], 50)
+    with pytest.raises(ValueError, match="rand_like in the model reaches it through mul and CentredDropout"):
+        correct_batchnorm_(model)

@@ -220,7 +220,7 @@ def test_the_table() -> None:
     assert read["layers"][1]["stored"] is None
 
 
-@pytest.mark.parametrize("layers", [2, 20])
+@pytest.mark.parametrize("layers", [2, 12, 13])
 def test_the_figure_shows_mean_and_maximum_of_every_layer(layers: int) -> None:
     pytest.importorskip("matplotlib")
     model = nn.Sequential(*itertools.chain(*((nn.Dropout(0.3), nn.BatchNorm1d(3)) for _ in range(layers))))
@@ -230,6 +230,14 @@ def test_the_figure_shows_mean_and_maximum_of_every_layer(layers: int) -> None:
     assert list(maximum) == [layer.r.max().item() for layer in found.layers]
     assert list(mean) == [layer.r.mean().item() for layer in found.layers]
     assert axes.get_ylabel() == "variance shift r"
+    named = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert named == ["maximum over channels", "mean over channels"]
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    if layers <= 12:
+        assert ticks == [layer.name for layer in found.layers]
+    else:
+        assert not {layer.name for layer in found.layers[6:]} & set(ticks), "numbers of layers, not names"
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
 def test_a_dead_channel_spoils_no_row() -> None:

@@ -99,6 +99,39 @@ def test_nothing_is_left_changed() -> None:
     pending.backward()
 
 
+def test_a_layer_that_only_training_calls_is_left_out() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.extra = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x) + (self.extra(x) if self.training else 0)
+
+    (layer,) = variance_shift(Auxiliary(), [torch.randn(4, 2)]).layers
+    assert layer.name == "norm"
+    assert layer.stored is not None
+    assert layer.train.dtype == layer.test.dtype == layer.stored.dtype == torch.float64
+
+
+def test_passes_have_no_gradients_and_leave_no_new_buffers() -> None:
+    class Counts(nn.BatchNorm1d):
+        def forward(self, input: Tensor) -> Tensor:
+            self.register_buffer("seen", torch.tensor(len(input)))
+            assert not torch.is_grad_enabled()
+            return super().forward(input)
+
+    model = nn.Sequential(Counts(2))
+    variance_shift(model, [torch.randn(4, 2)])
+    assert list(model.state_dict()) == [
+        "0.weight",
+        "0.bias",
+        "0.running_mean",
+        "0.running_var",
+        "0.num_batches_tracked",
+    ]
+
+
 def test_nothing_is_left_changed_after_an_error() -> None:
     model = Twice()
     before = everything(model)
@@ -204,8 +237,10 @@ def test_batches_that_are_refused(batches: Any, error: type[Exception], message:
 def test_models_that_are_refused() -> None:
     with pytest.raises(ValueError, match="no BatchNorm layer"):
         variance_shift(nn.Linear(2, 2), [torch.ones(4, 2)])
-    with pytest.raises(ValueError, match="lazy"):
+    with pytest.raises(ValueError, match=r"^0 is lazy"):
         variance_shift(nn.Sequential(nn.LazyBatchNorm1d()), [torch.ones(4, 2)])
+    with pytest.raises(ValueError, match="the model is scripted, and cannot be watched"):
+        variance_shift(torch.jit.script(nn.BatchNorm1d(2)), [torch.ones(4, 2)])
     unused = nn.Sequential(nn.Linear(2, 2))
     unused[0].norm = nn.BatchNorm1d(2)
     with pytest.raises(ValueError, match="was called"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .. import strength
 from ..functional.inputs import check_features
@@ -20,7 +21,7 @@ from ..placing._select import Selection, candidates, select
 from ._passes import Forward, check_batches, check_limit, check_model, count, progress, run, untouched
 from .accumulate import MomentAccumulator
 from .law import NoiseLaw, noise_law
-from .moments import check_moments, total_moments
+from .moments import check_covariance, check_single, total_moments
 
 __all__ = ["Coadaptation", "coadaptation", "coadaptation_factor", "coadaptation_of"]
 
@@ -191,7 +192,8 @@ def coadaptation_factor(
             raise ValueError("with a mean the factor depends on the covariance too: give that instead of features")
         left = {"itself": 1.0, "others": abs(1 - law.lam / (features - 1)), "whole": 1 + law.lam}
         return left[law.source] / (1 + law.lam)
-    c, sigma = check_moments(covariance.new_zeros(covariance.shape[:-1]) if mean is None else mean, covariance)
+    c, sigma = check_covariance(covariance, mean)
+    check_single(c, sigma)
     return (_ratio(total_moments(law, c, sigma, rows=rows).covariance) / _ratio(sigma)).item()
 
 
@@ -212,6 +214,7 @@ def _axis_of(module: nn.Module) -> int | None:
 def _recorder(name: str, seen: Coadaptation) -> Callable[[nn.Module, Any, Any], None]:
     def record(module: nn.Module, args: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) and output else output
+        tensor = tensor.data if isinstance(tensor, PackedSequence) else tensor
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise TypeError(f"layer {name!r} must return a floating-point tensor, got {type(output).__name__}")
         try:

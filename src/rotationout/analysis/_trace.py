@@ -14,17 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.base import CentredNoise
 from ..placing._layout import dims_of_module, dims_of_noise, takes_axis
 from ..placing._slot import After, Before, Slot
-from ._flow import Flow, Link, Paths, disturbed, is_norm, noises_of, passed
+from ._flow import Flow, Link, Paths, acts, disturbed, is_norm, noises_of, passed
 
 __all__ = ["UntraceableError", "trace"]
 
 
 _RANDOM = ("dropout", "bernoulli", "rand_like", "randn_like", "normal", "uniform", "rrelu")
-"""Parts of the names of functions and methods that draw random numbers."""
-
-
-_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv")
-"""Operators that change their first argument."""
+"""Parts of the names of functions and methods that draw random numbers; ``normalize`` does not."""
 
 
 class UntraceableError(ValueError):
@@ -68,7 +64,8 @@ class _Reader:
         carried: dict[fx.Node, Paths] = {}
         order = {node: place for place, node in enumerate(graph.nodes)}
         for node in graph.nodes:
-            if self._writes(node) and any(order[user] > order[node] for user in node.all_input_nodes[0].users):
+            changed = self._changed(node)
+            if changed is not None and any(order[user] > order[node] for user in changed.users):
                 raise UntraceableError(
                     f"{node.target} changes a tensor in place that is used again later; give example_inputs "
                     "(--data on the command line), and the model is run instead"
@@ -77,17 +74,19 @@ class _Reader:
             carried[node] = self._module(node, paths) if node.op == "call_module" else self._function(node, paths)
         return self.flow
 
-    def _writes(self, node: fx.Node) -> bool:
-        """Whether a node changes its first input."""
-        if not node.all_input_nodes:
-            return False
+    def _changed(self, node: fx.Node) -> fx.Node | None:
+        """The input that a node changes, if any: ``out``, or its first one."""
+        if isinstance(out := node.kwargs.get("out"), fx.Node):
+            return out
+        first = next(iter(node.all_input_nodes), None)
         if node.op == "call_module":
-            return bool(getattr(self.model.get_submodule(cast(str, node.target)), "inplace", False))
+            inplace = getattr(self.model.get_submodule(cast(str, node.target)), "inplace", False)
+            return first if inplace else None
         if node.op not in ("call_function", "call_method"):
-            return False
+            return None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         trailing = name.endswith("_") and not name.endswith("__")
-        return trailing or name in _IN_PLACE or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+        return first if trailing or node.kwargs.get("inplace") else None
 
     def _module(self, node: fx.Node, paths: Paths) -> Paths:
         module = self.model.get_submodule(cast(str, node.target))
@@ -100,15 +99,27 @@ class _Reader:
             self.flow.calls[name] += 1
             paths = {} if isinstance(module, _BatchNorm) else passed([paths], type(module).__name__)
         elif not isinstance(module, nn.Identity):
-            paths = passed([paths], type(module).__name__)
+            paths = {**passed([paths], type(module).__name__), **self._inside(module)}
         return self._slot(module, After.key, paths)
+
+    def _inside(self, module: nn.Module) -> Paths:
+        """The noises inside a layer of torch whose code is not read, such as that of a transformer."""
+        found: Paths = {}
+        for part in module.modules():
+            name = self.names[part]
+            if name in self.noises and acts(part):
+                found[name] = (type(module).__name__,)
+            elif part.training and _drops(part):
+                found[f"dropout in {name}"] = (type(module).__name__,)
+                self.flow.draws.append(("dropout", name))
+        return found
 
     def _function(self, node: fx.Node, paths: Paths) -> Paths:
         if node.op not in ("call_function", "call_method"):
             return paths
         operation = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         paths = passed([paths], operation.strip("_"))
-        if any(name in operation for name in _RANDOM) and node.kwargs.get("training", True):
+        if _draws(operation, node):
             paths[f"{operation} in the model"] = ()
             self.flow.draws.append((operation, ""))
         return paths
@@ -136,6 +147,21 @@ class _Reader:
 
     def _merged(self, given: list[Paths]) -> Paths:
         return {source: path for paths in given for source, path in paths.items()}
+
+
+def _draws(operation: str, node: fx.Node) -> bool:
+    """Whether a function or method draws random numbers; Dropout does not in testing mode, nor with p = 0."""
+    if operation == "scaled_dot_product_attention":
+        return bool(node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0))
+    off = not node.kwargs.get("training", True) or node.kwargs.get("p", 1.0) == 0
+    return operation != "normalize" and any(name in operation for name in _RANDOM) and not off
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a layer of torch has an argument ``dropout`` that acts; in recurrent ones it does between layers."""
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
 def _aligned(noise: nn.Module, layer: nn.Module, moved: int | None) -> bool | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import strength
 from ..functional.inputs import check_features
 from .law import NoiseLaw
-from .moments import Moments, check_moments, total_moments
+from .moments import Moments, check_covariance, total_moments
 
 __all__ = ["PairwiseCorrelation", "Turn", "cosine_squared", "dropout_rotation", "pairwise_correlation"]
 
@@ -76,8 +76,7 @@ def pairwise_correlation(
     >>> [round(r[0, 1].item(), 3) for r in (terms.before, terms.by_variance, terms.after)]
     [0.5, 0.4, 0.35]
     """
-    c = covariance.new_zeros(covariance.shape[:-1]) if mean is None else mean
-    c, sigma = check_moments(c, covariance)
+    c, sigma = check_covariance(covariance, mean)
     added = total_moments(noise, c, sigma, rows=rows).covariance - sigma
     variance = added.diagonal(dim1=-2, dim2=-1)
     return PairwiseCorrelation(sigma, variance, added - torch.diag_embed(variance))
@@ -111,7 +110,8 @@ def dropout_rotation(x: Tensor, p: float, *, dim: int = -1) -> Turn:
     (0.8, 0.04)
     """
     rate = strength.check_rate(p)
-    squares = x.detach().double().movedim(check_features(x, dim), -1) ** 2
+    axis = check_features(x, dim)
+    squares = x.detach().double().movedim(axis, -1) ** 2
     total = squares.sum(-1)
     spread = rate * (1 - rate) * (squares**2).sum(-1)
     return Turn((1 - rate) * total / total, spread.sqrt() / total)

@@ -90,9 +90,16 @@ def as_distribution(source: Source) -> Distribution:
             f"distribution must be one of {', '.join(DISTRIBUTIONS)}, a Distribution, one of torch.distributions for a "
             f"single number, or a tensor of data, got {source!r}"
         )
+    try:
+        mean, std = float(source.mean), float(source.stddev)
+    except NotImplementedError:
+        raise TypeError(
+            f"torch does not know the mean and the deviation of {type(source).__name__}: give a Distribution, "
+            "or a tensor of values"
+        ) from None
     return Distribution(
-        float(source.mean),
-        float(source.stddev),
+        mean,
+        std,
         lambda shape: source.sample(shape).double().cpu(),
         gaussian=isinstance(source, torch.distributions.Normal),
     )

@@ -107,6 +107,8 @@ def estimate_moments(
         tensor = found if output is None else output(found)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"the module must return a tensor, got {type(tensor).__name__}; pick one with output")
+        if tensor.is_complex():
+            raise TypeError("the module must return real numbers, got complex ones; pick a part of them with output")
         return tensor
 
     with untouched(module, random=False) as set_back:

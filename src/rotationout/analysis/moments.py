@@ -22,7 +22,15 @@ from ..rotation import resolve_axis
 from .law import NoiseLaw, layer_law, noise_law
 from .sharing import cutout_chances, mask_of_element, tangent_products
 
-__all__ = ["Moments", "check_moments", "conditional_moments", "relu_moments", "total_moments"]
+__all__ = [
+    "Moments",
+    "check_covariance",
+    "check_moments",
+    "check_single",
+    "conditional_moments",
+    "relu_moments",
+    "total_moments",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +96,11 @@ def conditional_moments(
     axis, batch_dim = _axes(noise, mean, dim)
     mean, disturbed = mean.detach().double(), disturbed.detach().double()
     if isinstance(law.center, Tensor):
+        if law.center.numel() != mean.size(axis):
+            raise ValueError(
+                f"the noise is about a mean of {law.center.numel()} features, but x has {mean.size(axis)} on axis "
+                f"{axis}: {tuple(mean.shape)}"
+            )
         disturbed = disturbed - law.center.double().view(-1, *[1] * (mean.ndim - 1 - axis))
     elif law.center == "batch":
         check_batch(mean, None, axis, axis)
@@ -148,7 +161,7 @@ def relu_moments(covariance: Tensor) -> Moments:
     >>> relu_moments(torch.eye(1)).mean  # 1 / √2π
     tensor([0.3989], dtype=torch.float64)
     """
-    _, sigma = check_moments(covariance.diagonal(dim1=-2, dim2=-1), covariance)
+    _, sigma = check_covariance(covariance)
     deviation = sigma.diagonal(dim1=-2, dim2=-1).sqrt()
     scale = deviation.unsqueeze(-1) * deviation.unsqueeze(-2)
     rho = (sigma / torch.where(scale == 0, 1.0, scale)).clamp(-1, 1)
@@ -159,7 +172,7 @@ def relu_moments(covariance: Tensor) -> Moments:
 
 def check_moments(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Check that a mean (…, D) and a covariance (…, D, D) fit each other; return both in fp64."""
-    for name, value in (("mean", mean), ("covariance", covariance)):
+    for name, value in (("covariance", covariance), ("mean", mean)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a Tensor, got {type(value).__name__}")
     features = mean.shape[-1:]
@@ -169,6 +182,21 @@ def check_moments(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
             f"{tuple(covariance.shape)}"
         )
     return mean.detach().double(), covariance.detach().double()
+
+
+def check_covariance(covariance: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`check_moments` of a covariance and a mean, which is zero if not given."""
+    zero = covariance.new_zeros(covariance.shape[:-1]) if isinstance(covariance, Tensor) else torch.zeros(())
+    return check_moments(zero if mean is None else mean, covariance)
+
+
+def check_single(mean: Tensor, covariance: Tensor) -> None:
+    """Raise a ValueError for several means or covariances, where one number is made of them."""
+    if mean.ndim > 1 or covariance.ndim > 2:
+        raise ValueError(
+            f"mean must have shape (D,) and covariance (D, D) here, got {tuple(mean.shape)} and "
+            f"{tuple(covariance.shape)}"
+        )
 
 
 def _check_branches(x: object) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ class Repaired(NamedTuple):
     floored: int = 0
 
     def __str__(self) -> str:
-        factor = self.after / self.before
+        factor = torch.where(self.after == self.before, 1.0, self.after / self.before)  # zero for a dead channel
         low, high = f"{factor.min():.3g}", f"{factor.max():.3g}"
         times = low if low == high else f"{low} to {high}"
         floor = f", {self.floored} of {factor.numel()} channels at the floor" if self.floored else ""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..strength import check_choice, check_integer
 from .law import NoiseLaw, noise_law
-from .moments import check_moments, total_moments
+from .moments import check_moments, check_single, total_moments
 
 __all__ = ["PLACEMENTS", "ShiftSample", "expected_shift", "limit_ratio", "sample_shift", "variance_ratio"]
 
@@ -60,6 +60,7 @@ def variance_ratio(
     check_choice("placement", placement, PLACEMENTS)
     law = noise_law(noise)
     c, sigma = check_moments(mean, covariance)
+    check_single(c, sigma)
     if not isinstance(weight, Tensor) or weight.ndim < 2 or weight.size(-1) != c.size(-1):
         got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(f"weight must have shape (…, n, {c.size(-1)}) for a mean of {c.size(-1)} features, got {got}")
@@ -71,6 +72,10 @@ def variance_ratio(
     if law.center is None:
         disturbed = test + output**2
     elif isinstance(law.center, Tensor):
+        if law.center.numel() != output.size(-1):
+            raise ValueError(
+                f"the noise is about a mean of {law.center.numel()} features, but weight has {output.size(-1)} outputs"
+            )
         disturbed = test + (output - law.center.to(output)) ** 2
     else:
         disturbed = test * (1.0 if rows is None else (rows - 1) / rows)
@@ -94,6 +99,7 @@ def expected_shift(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor
     4.0
     """
     c, sigma = check_moments(mean, covariance)
+    check_single(c, sigma)
     added = total_moments(noise, c, sigma, rows=rows).variance - sigma.diagonal()
     return added.mean().item()
 
@@ -109,8 +115,8 @@ def limit_ratio(noise: nn.Module | NoiseLaw, mean: Tensor, covariance: Tensor, *
     >>> limit_ratio(ro.noise("dropout", 0.5), torch.ones(4), 2 * torch.eye(4))
     2.5
     """
-    _, sigma = check_moments(mean, covariance)
-    return 1 + expected_shift(noise, mean, covariance, rows=rows) / sigma.diagonal().mean().item()
+    shift = expected_shift(noise, mean, covariance, rows=rows)
+    return 1 + shift / covariance.diagonal().double().mean().item()
 
 
 @dataclass(frozen=True, eq=False)

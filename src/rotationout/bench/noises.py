@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -67,8 +68,9 @@ def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
         "RotationOut (default)": layer(p),
         "RotationOut, P per batch": layer(p, center=None, pairing="permutation", pairing_per="batch"),
         "RotationOut, un-centred": layer(p, center=None),
-        "RotationOut, batch-centred": layer(p, center="batch"),
     }
+    if maps or math.prod(shape[:-1]) > 1:  # the mean of one vector is that vector
+        found["RotationOut, batch-centred"] = layer(p, center="batch")
     if shape[1] % 2 == 0:  # it pairs all of them
         found["authors' formula"] = authors_formula(p)
     if maps:

@@ -173,6 +173,8 @@ def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
     (True, False)
     >>> differs([9.0, 9.2], "9.1"), differs([8.0, 8.1], "9.1"), differs([8.0, 8.1], "–")
     (False, True, False)
+    >>> differs([8.0, 8.4, 8.0, 8.4], "8.5")  # 0.3 away, with an error of 0.115
+    True
     """
     if len(values) < 2 or printed == "–":
         return False
@@ -184,7 +186,7 @@ def differs(values: Sequence[float], printed: str, runs: int = 5) -> bool:
 def marked(values: Sequence[float], printed: str, *, same: bool = True) -> str:
     """`spread`, with a star if it `differs` from what the paper prints; no star if the data are not the ``same``.
 
-    >>> marked([8.0, 8.2], "9.1"), marked([8.0, 8.2], "9.1", same=False)
-    ('8.10 ± 0.14 *', '8.10 ± 0.14')
+    >>> marked([8.0, 8.2], "9.1"), marked([8.0, 8.2], "9.1", same=False), marked([8.0, 8.2], "8.1")
+    ('8.10 ± 0.14 *', '8.10 ± 0.14', '8.10 ± 0.14')
     """
     return spread(values) + (" *" if same and differs(values, printed) else "")
