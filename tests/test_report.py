@@ -159,7 +159,7 @@ def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> 
         "rotation default sigma 0.500": ["1.000", "–"],
         "rotation odd": ["1.000", "–"],
     }
-    assert rivals_lead(runs)[2] == [], "one strength has both"
+    assert rivals_lead(runs)[1] == [], "one strength has both"
     assert [row[3] for row in table.rows] == ["71.93 ± 0.16", "73.13 ± 0.30", "74.23 ± 0.25", "74.14 ± 0.11", "–"]
 
 
