@@ -19,7 +19,7 @@ from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
-from rotationout.report.table1 import prose, rivals_lead, table1
+from rotationout.report.table1 import PAPER, prose, rivals_lead, table1
 from rotationout.report.table2 import prose as table2_prose
 from rotationout.report.table2 import table2
 from rotationout.report.table3 import prose as table3_prose
@@ -228,14 +228,33 @@ def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
         assert table is not None
         return {row[0].partition(":")[0]: row[1:] for row in table.rows}
 
-    assert states()["Table 3"] == ["0 of 8 rows", "0 of 5 rows", "–"]
+    assert states()["Table 3"] == ["0 of 6 rows", "0 of 5 rows", "–"]
     shutil.copytree(ROOT / "results" / "bccd", tmp_path / "bccd")
     rows = by_row(read_records(tmp_path, "bccd"))
     fewest = min(map(len, rows.values()))
     outcome = verdict(read_records(tmp_path, "bccd"))
     assert outcome.startswith("Rotation is ")
-    assert states()["Table 3"] == ["0 of 8 rows", f"{len(rows)} of 5 rows, n ≥ {fewest}", f"bccd: {outcome}"]
-    assert states()["Figure 1"] == ["computed", "–", "–"]
+    assert states()["Table 3"] == ["0 of 6 rows", f"{len(rows)} of 5 rows, n ≥ {fewest}", f"bccd: {outcome}"]
+    assert states()["Figure 1"] == ["computed", "–", "Drawn by rotationout figures dropout_ab."]
+    assert states()["Figure 2"] == ["0 of 3 rows", "–", "–"]
+    assert states()["Figure 5"][2].startswith("The four coefficients")
+
+
+def test_rows_of_table_1_are_the_paper_s(tmp_path: Path) -> None:
+    """It has nine for each network. Forms of ours repeat one of them, of which the most run counts, or none."""
+    part = reproduced.PARTS[0]
+    for recipe in part.own:
+        assert reproduced._count(tmp_path, recipe, part.row_of) == (0, "0 of 9 rows")
+    folder = tmp_path / part.own[0]
+    folder.mkdir()
+    rows = ["none"] * 3 + ["rotation default sigma 0.500"] * 2 + ["rotation paper sigma 0.500", "dropout2d keep 0.9"]
+    for seed, row in enumerate(rows):
+        (folder / f"{seed}.json").write_text(
+            json.dumps({"recipe": part.own[0], "row": row, "seed": seed, "config": {}})
+        )
+    assert reproduced._count(tmp_path, part.own[0], part.row_of) == (7, "2 of 9 rows, n ≥ 2")
+    assert set(map(part.row_of, rows)) - {""} <= set(PAPER["resnet110"])
+    assert {part.row_of(config.row) for config in TABLES[part.own[0]]()} - {""} == set(PAPER["resnet110"])
 
 
 def test_rows_that_the_recipe_does_not_have_do_not_count(tmp_path: Path) -> None:

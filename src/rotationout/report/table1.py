@@ -13,7 +13,7 @@ from . import verdicts
 from .cells import Lead, by_row, marked, mean_lead, ran, significance
 from .page import Table
 
-__all__ = ["PAPER", "RIVALS", "prose", "rivals_lead", "table1", "verdict"]
+__all__ = ["PAPER", "RIVALS", "prose", "rivals_lead", "row_of", "table1", "verdict"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -70,7 +70,7 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
     ]
     lines = []
     for row, runs in rows.items():
-        printed = paper.get(_place(row), ("–", "–"))
+        printed = paper.get(row_of(row), ("–", "–"))
         cells = []
         for key, theirs in zip((POINTS, "best_top1"), printed, strict=True):
             values = [run[key] for run in runs]
@@ -133,12 +133,16 @@ def rivals_lead(records: Sequence[dict[str, Any]]) -> tuple[Lead, list[int]]:
     return mean_lead(scores), [min(map(len, pair)) for pair in pairs]
 
 
-def _place(row: str) -> str:
-    """The row of the paper's table that a row of ours stands beside."""
+def row_of(row: str) -> str:
+    """The row of the paper's table that a row of ours stands beside; "" if there is none.
+
+    >>> row_of("dropout keep 0.9"), row_of("rotation paper sigma 0.500"), row_of("dropout2d keep 0.9")
+    ('dropout 0.9', 'rotation 0.500', '')
+    """
     if row.startswith("dropout keep"):
         return f"dropout {row.split()[-1]}"
     sigma = re.fullmatch(r"rotation (?:default|paper|authors) sigma (\S+)", row)
-    return f"rotation {sigma[1]}" if sigma else row
+    return f"rotation {sigma[1]}" if sigma else row if row == "none" else ""
 
 
 def _dropout(row: str) -> str:
