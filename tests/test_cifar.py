@@ -9,7 +9,7 @@ import torch
 from rotationout.experiments import cifar, networks, tasks
 from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import load_images
-from rotationout.recipes.cifar100 import resnet110
+from rotationout.recipes.cifar100 import mlp_rows, resnet110
 
 np = pytest.importorskip("numpy")
 
@@ -123,12 +123,39 @@ def test_no_run_is_trained_on_what_it_is_tested_on(tmp_path: Path, monkeypatch: 
     assert (train_again, test_again) == (train, test)
 
 
+def test_a_subset_is_of_images_that_are_not_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ones in every run, and all test images."""
+    monkeypatch.setattr(cifar, "COUNTS", {"train": 400, "test": 200})
+    numbered = np.zeros((400, 3072), dtype=np.uint8)
+    numbered[:, 0], numbered[:, 1] = np.divmod(np.arange(400), 256)
+    write_cifar(tmp_path, "train", data=numbered)
+    write_cifar(tmp_path, "test")
+
+    def trained(**changes: int) -> set[int]:
+        train, test = load_images(mlp_rows()[0].replace(**changes), tmp_path, torch.device("cpu"))
+        assert len(test) == (changes.get("held_out") or 200)
+        numbers = 256 * train.pixels[:, 0, 0, 0].long() + train.pixels[:, 0, 0, 1]
+        assert torch.equal(train.labels, numbers % 100), "each with its own label"
+        assert len(set(numbers.tolist())) == len(train)
+        return set(numbers.tolist())
+
+    subset = trained(subset=50)
+    assert len(subset) == 50
+    assert subset == trained(subset=50, seed=1)
+    assert trained(subset=0) == trained(subset=400) == set(range(400))
+    assert trained(subset=50, held_out=100) < trained(subset=0, held_out=100)
+    with pytest.raises(ValueError, match="subset must be at most 300, the number of training images, got 301"):
+        trained(subset=301, held_out=100)
+
+
 def test_runs_that_hold_out_other_images_do_not_share_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "COUNTS", {"train": 400, "test": 200})
     monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
     for split in cifar.COUNTS:
         write_cifar(tmp_path, split)
     make = tasks.maker(tmp_path, torch.device("cpu"))
-    runs = [make(resnet110().replace(held_out=held, precision="fp32")) for held in (0, 100, 0)]
-    assert [(len(run.train_images), len(run.test_images)) for run in runs] == [(400, 200), (300, 100), (400, 200)]
-    assert runs[0].train_images is runs[2].train_images
+    given = ({}, {"held_out": 100}, {"subset": 150}, {})
+    runs = [make(resnet110().replace(**changes, precision="fp32")) for changes in given]
+    sizes = [(len(run.train_images), len(run.test_images)) for run in runs]
+    assert sizes == [(400, 200), (300, 100), (150, 200), (400, 200)]
+    assert runs[0].train_images is runs[3].train_images

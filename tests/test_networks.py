@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rotationout.experiments.networks import ResNet
+from rotationout.experiments.networks import MLP, ResNet
 
 
 def names(**options: Any) -> list[str]:
@@ -52,3 +52,15 @@ def test_the_authors_form_of_a_resnet() -> None:
         shortcuts = [network.stages[place].shortcut for place in (3, 6)]
         assert [any(True for _ in shortcut.parameters()) for shortcut in shortcuts] == [authors] * 2
     assert entered[0].min() < 0 == entered[1].min()
+
+
+def test_hidden_layers_have_noise_after_the_relu() -> None:
+    network = MLP(8, noise=lambda features: nn.Dropout(features / 10), stages=(1, 3))
+    found = {name: module.p for name, module in network.named_modules() if isinstance(module, nn.Dropout)}
+    assert found == {"stages.0.2": 0.8, "stages.2.2": 0.8}
+    seen: list[Tensor] = []
+    for stage in network.stages:
+        stage[2].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 100)
+    assert [tuple(x.shape) for x in seen] == [(2, 8)] * 3
+    assert min(x.min() for x in seen) == 0, "what a ReLU has made zero"

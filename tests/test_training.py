@@ -75,7 +75,8 @@ def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> No
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        expected = {"protocol": 12, "shift": 6, "ghost": 9, "search": 18, "strong": 3}.get(name.rpartition("_")[2], 34)
+        counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 15, "search": 18, "strong": 3}
+        expected = counts.get(name.rpartition("_")[2], 34)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:
@@ -126,7 +127,7 @@ def test_p_grows_on_a_ramp_and_fades_out(changes: dict[str, int], expected: list
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_of_every_table_runs(table: str, tmp_path: Path) -> None:
     data = make(images(8), images(4, seed=1))
-    small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0, "studies": ()}
+    small = {"steps": 2, "batch": 4, "precision": "fp32", "held_out": 0, "subset": 0, "studies": ()}
     least = {"ramp": 1, "fade_out": 1, "ghost_batch": 2}
     rows = [
         row.replace(**small, **{name: min(getattr(row, name), most) for name, most in least.items()})

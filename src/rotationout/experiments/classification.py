@@ -27,6 +27,8 @@ __all__ = ["Classification", "ClassificationConfig", "build_network", "load_imag
 
 HELD_OUT_SEED = 0
 """The seed that chooses held-out images: the same ones in every run."""
+SUBSET_SEED = 1
+"""The seed that chooses a subset of the training images, likewise."""
 NARROW = ("resnet20", "resnet110")
 """Networks with few channels, which ``kernels="fused"`` is for."""
 
@@ -42,6 +44,7 @@ class ClassificationConfig(ClassifierConfig):
         ghost_batch: how many examples of a batch are normalised together, 0 for the whole batch.
         dropout: drop probability of an element-wise Dropout that follows the noise wherever it is placed.
         held_out: hold this many training images out, and test on them instead of the test set.
+        subset: train on only this many of the training images, the same ones in every run; 0 for all.
         kernels: ``fused`` runs the convolutions and BatchNorm (with the sum and the ReLU after it) of a ResNet in
             Triton kernels for few channels, with which libraries are slow (`rotationout.experiments.narrow`). Results
             differ by rounding only. BatchNorm that several processes share stays torch's. No effect on a CPU.
@@ -55,6 +58,7 @@ class ClassificationConfig(ClassifierConfig):
     dropout: float = 0.0
     milestones: tuple[int, ...] = (32_000, 48_000)
     held_out: int = 0
+    subset: int = 0
     kernels: str = field(default="torch", compare=False)
     studies: tuple[str, ...] = ()
 
@@ -64,7 +68,7 @@ class ClassificationConfig(ClassifierConfig):
         check_choice("norm", self.norm, NORMS)
         check_choice("kernels", self.kernels, KERNELS)
         check_rate(self.dropout, "dropout")
-        self._check_least(0, "held_out", "ghost_batch")
+        self._check_least(0, "held_out", "subset", "ghost_batch")
         self._make_tuples("stages", "studies")
         for study in self.studies:
             check_choice("studies", study, STUDIES)
@@ -93,6 +97,10 @@ def load_images(config: ClassificationConfig, data: Path, device: torch.device) 
         train, test = train.split(config.held_out, HELD_OUT_SEED)
     else:
         test = cifar.load(data, "test")
+    if config.subset > len(train):
+        raise ValueError(f"subset must be at most {len(train)}, the number of training images, got {config.subset}")
+    if config.subset:
+        _, train = train.split(config.subset, SUBSET_SEED)
     return train.to(device), test.to(device)
 
 

@@ -1,4 +1,7 @@
-"""The networks of Table 1, ResNet and WideResNet for CIFAR, with noise before the convolutions of chosen stages."""
+"""The networks of Table 1, ResNet and WideResNet for CIFAR, with noise before the convolutions of chosen stages.
+
+Beside them a network without convolutions, `MLP`, whose features are vectors.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from ..strength import check_choice
 from .narrow.conditions import is_identity
 from .narrow.layers import convolve, convolve_normalised, convolve_with_shortcut, normalise
 
-__all__ = ["NETWORKS", "PLACES", "ResNet", "WideResNet", "use_torch_kernels_"]
+__all__ = ["MLP", "NETWORKS", "PLACES", "ResNet", "WideResNet", "use_torch_kernels_"]
 
 MakeNoise = Callable[[int], nn.Module]
-"""Makes a noise for maps, given their number of channels."""
+"""Makes a noise, given the number of channels or features."""
 PLACES = ("conv1", "bn1", "conv2")
 """Where a block of `ResNet` can have noise: directly before the layer of that name. Noise before bn1 is the paper's
 Dropout-a (section 3.2), noise before conv2, two layers before bn2, its Dropout-b. Table 1 has noise before both
@@ -213,10 +216,45 @@ class WideResNet(nn.Module):
         return cast(Tensor, self.head(features.mean((2, 3))))
 
 
+class MLP(nn.Module):
+    """Three hidden layers on the pixels of 32×32 images.
+
+    Args:
+        width: features of a hidden layer.
+        classes: number of outputs.
+        noise: makes the noise after the ReLU of a hidden layer, given its features.
+        stages: the hidden layers with noise, counted from 1.
+    """
+
+    def __init__(
+        self,
+        width: int = 512,
+        classes: int = 100,
+        noise: MakeNoise | None = None,
+        stages: Collection[int] = (1, 2, 3),
+    ) -> None:
+        super().__init__()
+        self.stages = nn.Sequential()
+        for stage in (1, 2, 3):
+            here = nn.Identity() if noise is None or stage not in stages else noise(width)
+            inputs = 3 * 32 * 32 if stage == 1 else width
+            self.stages.append(nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), here))
+        self.head = nn.Linear(width, classes)
+        for module in self.stages.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, 3, 32, 32)."""
+        return cast(Tensor, self.head(self.stages(x.flatten(1))))
+
+
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet20": lambda **options: ResNet(3, **options),
     "resnet110": lambda **options: ResNet(18, **options),
     "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
+    "mlp": MLP,
 }
 """The networks by the names that configs use. Tests build smaller ones from the classes."""
 

@@ -73,7 +73,7 @@ TASKS: dict[type[Config], Task] = {
         table=_later("..report.cifar100:table"),
         prose=_later("..report.cifar100:prose"),
         verdict=_later("..report.cifar100:verdict"),
-        data_fields=("held_out",),
+        data_fields=("held_out", "subset"),
     ),
     ImagesConfig: Task(
         title="image folders",

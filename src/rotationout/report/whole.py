@@ -28,6 +28,7 @@ TITLES: dict[str, str] = {
     "cifar100_resnet110_protocol": "Settings of RotationOut: form, ramp and weight decay",
     "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, in trained networks",
     "cifar100_ghost": "Appendix B: BatchNorm of small batches, on CIFAR-100",
+    "cifar100_mlp": "Vectors: hidden layers on the pixels of CIFAR-100",
     "cifar100_resnet110_search": "Search for the best form of RotationOut at weight decay 5e-4",
     "cifar100_resnet110_strong": "Dropout and RotationOut at weight decay 5e-4",
 }
