@@ -1,0 +1,76 @@
+"""The recipes on CIFAR-100: their networks, rows and schedules."""
+
+import dataclasses
+import json
+
+import pytest
+
+import rotationout as ro
+from rotationout.experiments import networks
+from rotationout.experiments.classification import build_network
+from rotationout.recipes import cifar100, search
+
+TABLE = "cifar100_resnet110_authors"
+TABLES = {**cifar100.TABLES, **search.TABLES}
+
+
+def test_networks_have_the_sizes_of_their_papers() -> None:
+    def millions(name: str, **options: object) -> float:
+        return sum(parameter.numel() for parameter in networks.NETWORKS[name](**options).parameters()) / 1e6
+
+    assert millions("resnet20", classes=10) == pytest.approx(0.27, abs=0.005)
+    assert millions("resnet110") == pytest.approx(1.73, abs=0.01)
+    assert millions("wrn28_10") == pytest.approx(36.54, abs=0.01)
+
+
+def test_noise_is_before_every_convolution_of_the_stages_the_paper_names() -> None:
+    for table, expected, channels in ((TABLE, 36, {32, 64}), ("cifar100_wrn28_10_paper", 16, {160, 320, 640})):
+        row = next(c for c in TABLES[table]() if c.row == "rotation default sigma 0.500")
+        network = build_network(row.replace(noise_options={"dims": 2, "center": "running", "num_features": "channels"}))
+        layers = [module for module in network.modules() if isinstance(module, ro.RotationOut2d)]
+        assert len(layers) == expected
+        assert {layer.running_mean.numel() for layer in layers} == channels
+        assert all(layer.p == 0.2 for layer in layers)
+
+
+def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
+    for name, table in TABLES.items():
+        rows = table()
+        counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 15, "search": 18, "strong": 3}
+        expected = counts.get(name.rpartition("_")[2], 34)
+        assert len({row.row for row in rows}) == len(rows) == expected
+        assert {row.recipe for row in rows} == {name}
+        for row in rows:
+            assert type(row)(**json.loads(json.dumps(dataclasses.asdict(row)))) == row
+    strengths = {row.row: row.p for row in TABLES[TABLE]()}
+    assert ro.strength.convert(strengths["rotation default sigma 0.333"], "dropout", "gaussian_tan") == pytest.approx(
+        1 / 3
+    )
+
+
+def test_the_schedule_is_the_recipes() -> None:
+    rows = {c.row: c for c in TABLES[TABLE]()}
+    row = rows["rotation authors sigma 0.500"]
+    assert [row.rate_at(step) for step in (0, 31_999, 32_000, 48_000, 62_400)] == pytest.approx(
+        [0.1, 0.1, 0.01, 1e-3, 1e-4]
+    )
+    assert (row.ramp, row.steps, row.weight_decay) == (2000, 64_000, 1e-4)
+    for network in ("resnet110", "wrn28_10"):
+        printed = TABLES[f"cifar100_{network}_paper"]()
+        assert {(row.steps, row.milestones, row.weight_decay, row.ramp) for row in printed} == {
+            (64_000, (32_000, 48_000), 1e-5, 0)
+        }
+    assert {name for name, row in rows.items() if row.ramp} == {name for name in rows if "rotation authors" in name}
+
+
+def test_vectors_get_equal_noise_after_every_hidden_layer() -> None:
+    rows = {row.row: row for row in TABLES["cifar100_mlp"]()}
+    for keep, sigma in cifar100.SIGMA.items():
+        strength = {rows[f"dropout keep {keep}"].p}
+        for form in ("default", "keep-zeros"):
+            row = rows[f"rotation {form} sigma {sigma}"]
+            layers = [layer for layer in build_network(row).modules() if isinstance(layer, ro.RotationOut)]
+            strength |= {layer.p for layer in layers}
+            assert [layer.keep_zeros for layer in layers] == [form == "keep-zeros"] * 3
+        assert strength == {round(1 - keep, 10)}
+    assert {(row.subset, row.steps, row.precision) for row in rows.values()} == {(10_000, 5_000, "fp32")}
