@@ -142,7 +142,9 @@ def test_what_is_said_of_table_1_fits_its_columns() -> None:
     assert prose(changed)[1].startswith("p is from Welch’s test")
     assert len(prose(changed[:1])) == 1, "one run: neither p-values nor numbers of the paper"
     whole_set = [{**run, "config": settings | {"held_out": 0}} for run in printed]
-    assert "accuracy on the 10,000 test images." in prose(whole_set)[0]
+    assert "on batches of 128, weight decay 0.0001; accuracy on the 10,000 test images." in prose(whole_set)[0]
+    few = [{**run, "config": settings | {"held_out": 0, "subset": 5_000}} for run in printed]
+    assert "on batches of 128 from 5,000 training images, weight" in prose(few)[0]
 
 
 def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> None:

@@ -20,12 +20,13 @@ from rotationout.report.cells import by_row, mean_lead, shown_p
 from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
+from .vectors import RECIPE as VECTORS
 
 __all__ = ["PROTOCOL", "TABLE1", "texts"]
 
 PROTOCOL = "cifar100_resnet110_protocol"
 TABLE1 = "cifar100_resnet110_authors"
-ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG)
+ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG, VECTORS)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 
 

@@ -88,8 +88,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     held = first.get("held_out")
     tested = f"{held:,} training images that were held out" if held else "the 10,000 test images"
     decays = " or ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
+    some = f" from {first['subset']:,} training images" if first.get("subset") else ""
     said = [
-        f"{first['steps']:,} steps on batches of {first['batch']}, weight decay {decays}; accuracy on {tested}. "
+        f"{first['steps']:,} steps on batches of {first['batch']}{some}, weight decay {decays}; accuracy on {tested}. "
         f"Mean ± standard deviation over runs; {ran(records)}.",
     ]
     columns = table1(records).header

@@ -1,0 +1,93 @@
+"""What pages say in words about noise on vectors is so in the records."""
+
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+from rotationout.experiments.results import read_records
+from rotationout.recipes.cifar100 import KEEP, SIGMA, mlp_rows
+from rotationout.report.cells import by_row, p_value, spread
+from rotationout.report.table1 import rivals_lead
+from rotationout.report.verdicts import LEVEL
+
+ROOT = Path(__file__).parents[1]
+RECORDS = read_records(ROOT / "results", "cifar100_mlp")
+ROWS = by_row(RECORDS)
+POINTS = {row: [run["last10_top1"] for run in runs] for row, runs in ROWS.items()}
+MEANS = {row: statistics.fmean(points) for row, points in POINTS.items()}
+DROPOUT = [f"dropout keep {keep}" for keep in KEEP]
+DEFAULT = [f"rotation default sigma {sigma}" for sigma in SIGMA.values()]
+ZEROS = [f"rotation keep-zeros sigma {sigma}" for sigma in SIGMA.values()]
+CENTRED, GAUSSIAN = "rotation centred sigma 0.500", "gaussian dropout keep 0.8"
+
+
+def layers(row: str) -> list[tuple[float, ...]]:
+    """co(x) of all runs, for each layer."""
+    return list(zip(*(run["coadaptation"]["value"] for run in ROWS[row]), strict=True))
+
+
+def test_all_rows_have_as_many_runs_of_the_same_code() -> None:
+    assert ROWS.keys() == {row.row for row in mlp_rows()}
+    assert {len(runs) for runs in ROWS.values()} == {4}, "reproducing.md: --seeds 0-3"
+    assert len({run["commit"] for run in RECORDS}) == 1
+    assert {run["epochs"] for run in RECORDS} == {65}
+
+
+def test_both_noises_do_best_where_they_are_weak_and_level() -> None:
+    """reproducing.md, choosing.md and negative_results.md."""
+    for rows in (DROPOUT, DEFAULT):
+        assert set(sorted(rows, key=lambda row: -MEANS[row])[:2]) == set(rows[:2])
+    for ours, theirs in zip(DEFAULT[:2], DROPOUT[:2], strict=True):
+        assert p_value(POINTS[ours], POINTS[theirs]) > LEVEL
+        assert p_value(POINTS[ours], POINTS["none"]) < LEVEL
+        assert p_value(POINTS[theirs], POINTS["none"]) < LEVEL
+
+
+def test_too_much_noise_costs_rotations_less() -> None:
+    lead, _ = rivals_lead(RECORDS)
+    assert lead.p < LEVEL
+    none = POINTS["none"]
+    ours, most, theirs, strongest = (POINTS[row] for row in (*DEFAULT[2:], *DROPOUT[2:]))
+    assert min(MEANS[DEFAULT[2]] - MEANS[DROPOUT[2]], MEANS[DEFAULT[2]] - MEANS["none"]) > 0
+    assert max(p_value(ours, none), p_value(ours, theirs)) < LEVEL < p_value(theirs, none)
+    assert MEANS[DROPOUT[3]] < MEANS[DEFAULT[3]] < MEANS["none"]
+    assert max(p_value(most, none), p_value(strongest, none), p_value(most, strongest)) < LEVEL
+
+
+def test_zeros_that_stay_zero_are_weaker_noise() -> None:
+    assert max(ZEROS, key=MEANS.__getitem__) == ZEROS[3]
+    assert all(p_value(POINTS[row], POINTS["none"]) > LEVEL for row in ZEROS[:2])
+    best = [max(MEANS[row] for row in rows) for rows in (ZEROS, DEFAULT)]
+    assert best[0] - best[1] < 0.2, "no better than the default"
+
+
+def test_other_forms_are_level() -> None:
+    assert p_value(POINTS[CENTRED], POINTS[DEFAULT[1]]) > LEVEL
+    assert p_value(POINTS[GAUSSIAN], POINTS[DROPOUT[1]]) > LEVEL
+
+
+def test_rotations_leave_every_layer_less_coadapted() -> None:
+    """Counted are layers in which all runs are on one side of all others."""
+    none = layers("none")
+
+    def less(row: str, others: list[tuple[float, ...]]) -> list[bool]:
+        return [max(ours) < min(theirs) for ours, theirs in zip(layers(row), others, strict=True)]
+
+    for ours, theirs in zip(DEFAULT, DROPOUT, strict=True):
+        assert less(ours, none) == less(ours, layers(theirs)) == [True] * 3
+    assert less(CENTRED, none) == [True] * 3
+    means = {row: [statistics.fmean(layer) for layer in layers(row)] for row in ROWS}
+    for weak, strong in pairwise(DEFAULT):
+        assert all(means[strong][layer] < means[weak][layer] for layer in (1, 2))
+    for row in (*DROPOUT, GAUSSIAN):
+        assert less(row, none)[1]
+        assert means[row][2] > means["none"][2], "rotations are the only noise"
+    for row in DROPOUT[1:]:
+        assert min(layers(row)[2]) > max(none[2])
+
+
+def test_the_readme_has_the_numbers_of_the_records() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    best = [max(rows, key=MEANS.__getitem__) for rows in (DROPOUT, DEFAULT)]
+    said = (spread(POINTS[row]) for row in ("none", *best))
+    assert "accuracy is {} without noise, {} with Dropout and {} with RotationOut".format(*said) in text
