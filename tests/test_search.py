@@ -101,6 +101,7 @@ def test_what_reproducing_says_in_words_is_so() -> None:
     highest = max((row for row in points if row.startswith("rotation")), key=lambda row: points[row])
     assert highest == f"{BASE}, zeros stay zero"
     assert points[highest] < rotation + search.LEVEL < rotation + abs(once - twice), "level, and no difference at all"
+    assert 0 < points[highest] - rotation < 0.01, "what the rule about level rows decides"
     assert points[highest] < dropout, "nor is this one ahead"
     assert points[f"{BASE}, not centred"] < points["none"]
     for row, value in points.items():
