@@ -4,9 +4,14 @@ import statistics
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("matplotlib")
+
 from rotationout.experiments.results import read_records
 from rotationout.recipes.cifar100 import KEEP, SIGMA, mlp_rows
 from rotationout.report.cells import by_row, p_value, spread
+from rotationout.report.gallery import trained
 from rotationout.report.table1 import rivals_lead
 from rotationout.report.verdicts import LEVEL
 
@@ -84,6 +89,16 @@ def test_rotations_leave_every_layer_less_coadapted() -> None:
         assert means[row][2] > means["none"][2], "rotations are the only noise"
     for row in DROPOUT[1:]:
         assert min(layers(row)[2]) > max(none[2])
+
+
+def test_the_figure_speaks_of_layers_and_that_of_table_1_of_blocks() -> None:
+    drawings = {drawing.name: drawing for drawing in trained.figures(ROOT / "results")}
+    for name, said, label in (
+        ("coadaptation_mlp", "of every hidden layer, in", "hidden layer"),
+        ("coadaptation_resnet110_authors", "of every block of stage 3, in", "block of the stages with noise"),
+    ):
+        assert said in drawings[name].caption
+        assert drawings[name].draw(drawings[name].compute()).axes[0].get_xlabel() == label
 
 
 def test_the_readme_has_the_numbers_of_the_records() -> None:

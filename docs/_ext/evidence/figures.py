@@ -22,6 +22,7 @@ SHOWN = (
     "variance_shift_repaired",
     "coadaptation_trained",
     "coadaptation_resnet110_authors",
+    "coadaptation_mlp",
     "ghost_batches",
 )
 """By the names that ``rotationout figures`` knows."""

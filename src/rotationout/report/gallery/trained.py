@@ -20,6 +20,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ...experiments.records import mean_sd
 from ...experiments.results import read_records
+from ...kinds import listed
 from ...recipes.cifar100 import KEEP, SIGMA, TABLES
 from .. import ghost, shift
 from ..style import PALETTE, STYLE, finish
@@ -146,14 +147,17 @@ def draw_repairs(columns: Columns) -> Figure:
 
 
 def _coadaptation_drawing(recipe: str, records: Records) -> Drawing:
-    stages = " and ".join(str(stage) for stage in records[0]["config"]["stages"])
+    config = records[0]["config"]
+    where, label = f"block of stage {listed(config['stages'])}", "block of the stages with noise"
+    if config["network"] == "mlp":
+        where = label = "hidden layer"
     return Drawing(
         "coadaptation_trained" if recipe == shift.RECIPE else f"coadaptation_{recipe.removeprefix('cifar100_')}",
         f"Co-adaptation in trained networks: {recipe}",
-        f"co(x) of section 3.1 for the output of every block of stage {stages}, in testing mode, without noise; "
+        f"co(x) of section 3.1 for the output of every {where}, in testing mode, without noise; "
         f"lines are means over n runs of {records[0]['steps']:,} steps, bands their range.",
         partial(coadaptation_columns, records),
-        draw_coadaptation,
+        partial(draw_coadaptation, label=label),
     )
 
 
@@ -169,13 +173,13 @@ def coadaptation_columns(records: Records) -> Columns:
     return columns_of(("form", "n", "block", "mean", "lowest", "highest"), rows())
 
 
-def draw_coadaptation(columns: Columns) -> Figure:
-    """A line for each form that is shown."""
+def draw_coadaptation(columns: Columns, label: str) -> Figure:
+    """A line for each form that is shown, over blocks, or whatever the label says."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
         axes = figure.subplots()
         _lines(axes, columns, {})
-        axes.set(xlabel="block of the stages with noise", ylabel="co-adaptation co(x)")
+        axes.set(xlabel=label, ylabel="co-adaptation co(x)")
         handles, labels = axes.get_legend_handles_labels()
         ncols = 3 if max(map(len, labels)) < 28 else 2
         figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8)
