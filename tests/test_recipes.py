@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,11 @@ def test_vectors_get_equal_noise_after_every_hidden_layer() -> None:
             assert [layer.keep_zeros for layer in layers] == [form == "keep-zeros"] * 3
         assert strength == {round(1 - keep, 10)}
     assert {(row.subset, row.steps, row.precision) for row in rows.values()} == {(10_000, 5_000, "fp32")}
+
+
+@pytest.mark.parametrize("changes", [{"norm": "group"}, {"ghost_batch": 8}, {"studies": ("variance_shift",)}])
+def test_what_is_about_batchnorm_is_refused_where_there_is_none(changes: dict[str, Any]) -> None:
+    """It would be in the record, and change nothing."""
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"{name} = .* is for networks with BatchNorm; network = 'mlp' has none"):
+        cifar100.mlp_rows()[0].replace(**changes)

@@ -29,8 +29,10 @@ def texts() -> dict[str, str]:
     rows = by_row(records)
     means = {row: statistics.fmean(run[table1.POINTS] for run in runs) for row, runs in rows.items()}
     lead, _ = table1.rivals_lead(records)
+    table = table1.table1(records)
     return {
-        "mlp_table": table1.table1(records).markdown(),
+        "mlp_table": table.markdown(),
+        "mlp_tests": str(sum(row[column] != "–" for row in table.rows for column in _of_tests(table.header))),
         "mlp_prose": "\n\n".join(table1.prose(records)),
         "mlp_minutes": f"{statistics.median(run['seconds'] for run in records) / 60:.1f}",
         "mlp_lead": f"{lead.mean:+.2f}",
@@ -41,6 +43,11 @@ def texts() -> dict[str, str]:
             f"mlp_{name}_over_none": f"{max(map(means.__getitem__, FORMS[name])) - means['none']:.2f}" for name in FORMS
         },
     }
+
+
+def _of_tests(header: list[str]) -> list[int]:
+    """The places of the columns with p-values."""
+    return [place for place, name in enumerate(header) if name.startswith("p, ")]
 
 
 def _coadaptation(rows: dict[str, list[dict[str, Any]]]) -> list[list[str]]:

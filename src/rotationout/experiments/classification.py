@@ -31,6 +31,8 @@ SUBSET_SEED = 1
 """The seed that chooses a subset of the training images, likewise."""
 NARROW = ("resnet20", "resnet110")
 """Networks with few channels, which ``kernels="fused"`` is for."""
+WITHOUT_BATCHNORM = ("mlp",)
+"""Networks without BatchNorm, so that there is nothing to replace, and no variance of it to study."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,17 @@ class ClassificationConfig(ClassifierConfig):
             raise ValueError(
                 f"norm = 'group' normalises every example alone: ghost_batch must be 0, got {self.ghost_batch!r}"
             )
+        of_batchnorm = {
+            "norm": self.norm != "batch",
+            "ghost_batch": self.ghost_batch > 0,
+            "studies": not set(self.studies) <= {"coadaptation"},
+        }
+        for name, given in of_batchnorm.items():
+            if given and self.network in WITHOUT_BATCHNORM:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} is for networks with BatchNorm; network = {self.network!r} has "
+                    "none: leave it out"
+                )
         if self.kernels == "fused" and self.network not in NARROW:
             raise ValueError(
                 f"kernels = 'fused' is for networks with few channels, {' and '.join(NARROW)}; network = "
