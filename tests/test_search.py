@@ -85,7 +85,7 @@ def _twice() -> list[dict[str, Any]]:
 
 
 def test_what_reproducing_says_in_words_is_so() -> None:
-    """Also choosing.md, negative_results.md and the README."""
+    """Of the search; also choosing.md and negative_results.md."""
     points = {run["row"]: run["last10_top1"] for run in read_records(RESULTS, recipe.SEARCH)}
     assert points.keys() == ROWS.keys()
     assert points["none"] < points["dropout keep 0.8"] < points["dropout keep 0.9"]

@@ -180,8 +180,28 @@ def _studies() -> dict[str, str]:
     for key, (recipe, make) in makers.items():
         records = read_records(RESULTS, recipe)
         found[key] = make(records).markdown() if records else _nothing(f"`{recipe}`")
-    found["strong_verdict"] = search.verdict(read_records(RESULTS, STRONG))
-    return {**found, **_searched(), **_ghosts()}
+    return {**found, **_searched(), **_strong(), **_ghosts()}
+
+
+def _strong() -> dict[str, str]:
+    """Whole runs at stronger weight decay: the lead over Dropout, here and in Table 1, and what weight decay adds."""
+    dropout, rotation = BEST
+    weak, records = (read_records(RESULTS, recipe) for recipe in (TABLE1, STRONG))
+    less, more = (
+        {row: [run["last10_top1"] for run in runs] for row, runs in by_row(r).items()} for r in (weak, records)
+    )
+    theirs = {"none": "none", dropout: dropout, rotation: rotation.replace("rotation", "rotation default")}
+    lead = mean_lead([(more[rotation], more[dropout])])
+    added = [f"{mean_lead([(more[row], less[other])]).mean:.2f}" for row, other in theirs.items()]
+    return {
+        "strong_lead": f"{lead.mean:.2f}",
+        "strong_interval": f"{lead.low:.2f} to {lead.high:.2f}",
+        "strong_p": shown_p(lead.p),
+        "table1_lead_weak": f"{mean_lead([(less[theirs[rotation]], less[dropout])]).mean:.2f}",
+        **dict(zip(("strong_decay_none", "strong_decay_dropout", "strong_decay_rotation"), added, strict=True)),
+        "strong_coadaptation_table": shift.coadaptation_table(records).markdown(),
+        "strong_coadaptation_compared": shift.compared_coadaptation(records, {rotation: dropout}),
+    }
 
 
 def _searched() -> dict[str, str]:
@@ -200,6 +220,7 @@ def _searched() -> dict[str, str]:
         "search_zeros": zeros,
         "search_dropouts": str(sum(row.startswith("dropout") for row in rows)),
         "search_rotations": str(sum(row.startswith("rotation") for row in rows)),
+        "search_forms": str(sum(row.startswith("rotation") and "," in row for row in rows)),
         "search_dropout": dropout,
         "search_rotation": rotation,
         "search_center": f"{centred - origin:.2f}",

@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from rotationout.experiments.results import read_records
+from rotationout.recipes.search import BEST, STRONG
 from rotationout.report import shift, table1, verdicts
 from rotationout.report.cells import by_row, p_value, shown_p, spread
 
@@ -32,11 +33,12 @@ def texts() -> dict[str, str]:
     accuracies = [{"row": row, "top1": _state(run)["top1"]} for row, runs in rows.items() for run in runs]
     compared = shift.compared_shift(records), shift.compared_coadaptation(records)
     accuracy = verdicts.verdict(accuracies, shift.RIVALS, "top1", "points")
-    whole = read_records(RESULTS, TABLE1)  # their co-adaptation is in the same section
-    said = (*compared, accuracy, shift.compared_coadaptation(whole, table1.RIVALS))
+    # The co-adaptation of these is in the same section.
+    whole = [(read_records(RESULTS, TABLE1), table1.RIVALS), (read_records(RESULTS, STRONG), {BEST[1]: BEST[0]})]
+    said = (*compared, accuracy, *(shift.compared_coadaptation(*both) for both in whole))
     tests = sum(text.count("p = ") + text.count("p < ") for text in said)
-    for found, rivals in ((rows, shift.RIVALS), (by_row(whole), table1.RIVALS)):
-        tests += sum(row not in ("none", *rivals) for row in found)  # these are in a table of co-adaptation alone
+    for found, rivals in ((records, shift.RIVALS), *whole):
+        tests += sum(row not in ("none", *rivals) for row in by_row(found))  # in a table of co-adaptation alone
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}
     return {
         "shift_table": shift.table(records).markdown(),
