@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.test_cifar import images
+from tests.test_snapshot import odd_tensors
 from tests.test_torchrun import arguments, launch, records
 from tests.test_torchrun import data as data  # a fixture
 from tests.test_training import TABLE, config, make
@@ -15,6 +16,7 @@ from tests.training_runs import carry_over, finish
 from rotationout import cli
 from rotationout.experiments import graphs, networks, results, sweep
 from rotationout.experiments.cifar import Images
+from rotationout.experiments.snapshot import snapshot
 from rotationout.recipes import TABLES
 
 pytestmark = [
@@ -174,3 +176,11 @@ def test_shift_rows_are_captured_and_studied(tmp_path: Path) -> None:
     for record in results.read_records(tmp_path, "cifar100_resnet110_shift"):
         assert "top1" in record["variance_shift"]["states"]["recalibrated"], record["variance_shift"]
         assert record["coadaptation"]["value"][0] > 0
+
+
+def test_a_snapshot_of_a_gpu_is_on_the_cpu() -> None:
+    tensors = odd_tensors("cuda")
+    kept = snapshot({"there": tensors, "here": torch.ones(2)})
+    assert all(copied.device.type == "cpu" for copied in kept["there"])
+    for tensor, copied in zip(tensors, kept["there"], strict=True):
+        assert torch.equal(copied, tensor.cpu())

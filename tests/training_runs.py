@@ -9,6 +9,7 @@ import torch
 
 from rotationout.experiments import results, streamed
 from rotationout.experiments.run import Run
+from rotationout.experiments.snapshot import snapshot
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def finish(*runs: Run) -> None:
 def carry_over(first: Run, second: Run, folder: Path, **history: Any) -> None:
     """Let the second stand where the first does, by a checkpoint, which has their history too."""
     path = folder / "run.pt"
-    results.save_checkpoint(path, first.config, first.state(), history)
+    results.save_checkpoint(path, first.config, snapshot(first.state()), history)
     state, found = results.load_checkpoint(path, second.config)
     second.restore(state)
     assert found == history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from . import processes, results
 from .config import Config
 from .run import Run
 from .scalars import Scalars
+from .snapshot import snapshot
 
 __all__ = ["DeviceTime", "Job"]
 
@@ -57,6 +59,7 @@ class Job:
         together: how many runs share the device, for the record.
         tensorboard: the folder for TensorBoard's scalars, or None for none.
         device_time: the clock of all runs on this device.
+        writer: writes checkpoints in the background, so that the run need not wait for the disk; None to wait for it.
     """
 
     def __init__(
@@ -67,8 +70,9 @@ class Job:
         together: int = 1,
         tensorboard: Path | None = None,
         device_time: DeviceTime | None = None,
+        writer: Executor | None = None,
     ) -> None:
-        self.config, self.together = config, together
+        self.config, self.together, self.writer = config, together, writer
         self.label = f"{config.row}, seed {config.seed}"
         self.checkpoint = results.record_path(checkpoints, config).with_suffix(".pt")
         self.run = make(config)
@@ -83,6 +87,7 @@ class Job:
         if self.machine not in self.history["machines"]:
             self.history["machines"].append(self.machine)
         self.step_complete = True
+        self._writing: Future[str] | None = None
         self.scalars = None
         if tensorboard is not None and processes.rank() == 0:
             self.scalars = Scalars(results.record_path(tensorboard, config).with_suffix(""), self.run)
@@ -127,7 +132,8 @@ class Job:
     def advance(self) -> str:
         """Do one step, if one is left: a run that was kept because its record could not be written has none.
 
-        If its scalars cannot be written, the run goes on without, and the reason is returned.
+        If its scalars cannot be written, the run goes on without, and the reason is returned. So is the reason why a
+        checkpoint could not be written in the background.
         """
         if self.run.finished:
             return ""
@@ -140,10 +146,14 @@ class Job:
         except OSError as error:
             self.scalars = None
             return f"{self.config.recipe}, {self.label}: no more scalars from step {self.run.step} on: {error}"
-        return ""
+        return self._written() if self._writing is not None and self._writing.done() else ""
 
-    def save(self) -> str:
-        """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned."""
+    def save(self, *, wait: bool = True) -> str:
+        """Write a checkpoint. If that fails, the last one stays, the run goes on, and the reason is returned.
+
+        If not told to ``wait``, the writer writes it in the background, and `advance` returns the reason later.
+        """
+        failed = self._written()  # one at a time: memory holds one copy of the state
         if not self.step_complete:
             return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
         if self.run.step == self.first_step:  # nothing is new, and a run without a step may have no state yet
@@ -152,18 +162,31 @@ class Job:
         state = self.run.state()
         if processes.rank():
             return ""
+        if wait or self.writer is None:
+            return self._write(state, self.run.step)
+        self._writing = self.writer.submit(self._write, snapshot(state), self.run.step)
+        return failed
+
+    def _write(self, state: dict[str, Any], step: int) -> str:
+        """Write a checkpoint of this state and step; the reason, if that fails."""
         try:
             results.save_checkpoint(self.checkpoint, self.config, state, self.history)
         except (OSError, RuntimeError) as error:
             # If there is no room, torch only says how many bytes of how many it has written.
             full = "is the disk full? " if isinstance(error, RuntimeError) else ""
-            return f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: {full}{error}"
+            return f"{self.config.recipe}, {self.label}: no checkpoint at step {step}: {full}{error}"
         return ""
+
+    def _written(self) -> str:
+        """Wait for the checkpoint that is being written in the background, if there is one; the reason if it failed."""
+        writing, self._writing = self._writing, None
+        return "" if writing is None else writing.result()
 
     def finish(self, folder: Path) -> None:
         """Write the record, and delete the checkpoint. If the record cannot be written, the checkpoint is kept."""
-        self.save()  # before the facts, which take a while
-        state, facts = self.run.state(), self.run.facts  # before the return below: both need all processes
+        self.save(wait=False)  # before the facts, which take a while
+        state, facts = snapshot(self.run.state()), self.run.facts  # before the return below: both need all processes
+        self._written()  # or it would come back after it is deleted
         if processes.rank():
             return
         cuda = self.run.device.type == "cuda"

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -68,6 +69,7 @@ def sweep(
         torch.backends.cudnn.flags(enabled=True, benchmark=True),
         progress.shown(sys.stderr if out is None else out, silent=processes.rank() > 0) as display,
         _deferred_interrupts(display) as interrupts,
+        ThreadPoolExecutor(1, "checkpoints") as writer,
     ):
         if len(waiting) < len(configs):
             display.message(f"{len(configs) - len(waiting)} of {len(configs)} runs have a record already")
@@ -79,7 +81,7 @@ def sweep(
                     if _recorded_meanwhile(folder, config):
                         display.message(f"{config.recipe}, {config.row}, seed {config.seed}: has a record by now")
                     else:
-                        job = Job(config, make, checkpoints, together * siblings, tensorboard, device_time)
+                        job = Job(config, make, checkpoints, together * siblings, tensorboard, device_time, writer)
                         active.append(job)
                         device_time.set_runs(len(active) * siblings)
                         display.update(active, len(waiting))  # its first step may take long
@@ -96,7 +98,7 @@ def sweep(
                 display.update(active, len(waiting))
                 clock.tick()
                 if clock.should_save and not clock.should_stop:
-                    _save(active, display)
+                    _save(active, display, wait=False)
         finally:
             for job in active:
                 job.close()
@@ -141,9 +143,9 @@ def _recorded_meanwhile(folder: Path, config: Config) -> bool:
     return processes.from_first(processes.rank() == 0 and not results.missing(folder, [config]))
 
 
-def _save(jobs: Sequence[Job], display: progress.Display) -> int:
-    """Write checkpoints; return how many runs have one."""
-    for trouble in [job.save() for job in jobs]:
+def _save(jobs: Sequence[Job], display: progress.Display, *, wait: bool = True) -> int:
+    """Write checkpoints, or let them be written in the background; return how many runs have one."""
+    for trouble in [job.save(wait=wait) for job in jobs]:
         if trouble:
             display.message(trouble)
     return sum(job.checkpoint.exists() for job in jobs)
