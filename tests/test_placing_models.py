@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,3 +201,23 @@ def test_a_resnet152_takes_less_than_a_second() -> None:
     start = time.perf_counter()
     assert len(ro.insert(model, MAPS, before=nn.Conv2d)) == 155
     assert time.perf_counter() - start < 1.0
+
+
+def test_a_model_with_rotations_in_its_code_is_loaded_with_their_strength(tmp_path: Path) -> None:
+    """transformers builds on meta, and fills buffers that are in no file with whatever is in memory."""
+    hf = need("transformers")
+
+    class Classifier(hf.BertPreTrainedModel):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.bert, self.drop = hf.BertModel(config), ro.RotationOut(0.1)
+            self.post_init()
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    Classifier(hf.BertConfig(vocab_size=20, **sizes)).save_pretrained(tmp_path)
+    loaded, x = Classifier.from_pretrained(tmp_path).train(), torch.randn(10, 16)
+    outputs = []
+    for layer in (loaded.drop, ro.RotationOut(0.1)):
+        torch.manual_seed(0)
+        outputs.append(layer(x))
+    assert torch.equal(*outputs)

@@ -149,3 +149,17 @@ def test_the_gradient_of_a_mean_is_not_lost_in_rounding(p: float, backend: str |
         for kind in (torch.bfloat16, torch.float64)
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-5 * p**0.5)
+
+
+def test_forward_mode_jacobian_in_the_mean_of_a_large_tensor() -> None:
+    """Large enough for the kernels on a CPU, which do not know batches of tangents."""
+    rotation, x = ro.sample_rotation((1200, 64), 0.3), torch.randn(1200, 64)
+
+    def turned(mean: Tensor) -> Tensor:
+        return ro.functional.rotate(x, rotation, mean).sum(0)
+
+    forward, backward = (
+        torch.autograd.functional.jacobian(turned, torch.zeros(64), vectorize=True, strategy=f"{way}-mode")
+        for way in ("forward", "reverse")
+    )
+    torch.testing.assert_close(forward, backward)

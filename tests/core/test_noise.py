@@ -137,3 +137,45 @@ def test_a_schedule_changes_the_noise_and_is_noise_knows_it(kind: str, case: Cas
         assert module._scale.dtype == torch.float32
         with pytest.raises(ValueError, match="p is a drop probability"):
             module.p = 1.0
+
+
+def disturbed_as_told(kind: str, case: Case, module: nn.Module) -> bool:
+    """Whether a module, however it came to be, gives what a fresh one gives with the same seed."""
+    x = features(case)
+    return torch.equal(seeded(case, module, x), seeded(case, make(kind, case), x))
+
+
+@every_noise
+def test_strength_is_that_of_p_however_a_model_is_loaded(kind: str, case: Case) -> None:
+    """Built on meta, given its weights in place of the meta ones, and run without being moved: as transformers does."""
+    if kind.endswith("weight-drop"):
+        pytest.skip("its module has weights, which the test would have to load")
+    with torch.device("meta"):
+        module = make(kind, case)
+    module.load_state_dict(make(kind, case).state_dict(), assign=True)
+    assert disturbed_as_told(kind, case, module)
+    if isinstance(module, Noise):
+        state = set(module.state_dict())
+        assert {name for name, _ in module.named_buffers()} == state, "what is loaded nowhere would be anything"
+
+
+@every_noise
+def test_a_noise_goes_where_its_input_is(kind: str, case: Case) -> None:
+    """Meta stands for another device."""
+    module = make(kind, case)
+    if not isinstance(module, Noise) or not case.transforms or list(module.buffers()):
+        pytest.skip("torch's own, or it has a running mean on one device")
+    assert case.call(module, features(case).to("meta")).is_meta
+    assert disturbed_as_told(kind, case, module)
+
+
+def test_what_copies_buffers_leaves_the_strength_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.3))
+    schedule = ro.Schedule.late(model, start=2)
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for _ in range(5):
+        schedule.step()
+        averaged.update_parameters(model)
+    noise = averaged.module[1]
+    assert (noise.p, noise._scale.item()) == (0.0, 0.0), "as it was when it was copied"
+    assert model[1].p == 0.3

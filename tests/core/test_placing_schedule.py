@@ -177,6 +177,24 @@ def test_predict_samples_is_mean_and_deviation_of_what_sampling_gives() -> None:
         assert not ours.mean.requires_grad
 
 
+class SharedByAll(nn.Module):
+    """A noise that is none of ours: one draw for the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn(()) if self.training else x
+
+
+def inserted(noise: nn.Module) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4))
+    ro.insert(model, noise, after="0")
+    return model
+
+
+def test_samples_of_a_noise_that_a_batch_shares_differ() -> None:
+    std = ro.predict_samples(inserted(SharedByAll()), torch.randn(5, 4), 200, batch_size=1000).std
+    assert 0.7 < std.mean() < 1.3
+
+
 @pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4] * 5 + [2] * 5), (13, [12, 12, 6]), (100, [30])])
 def test_calls_stay_within_the_batch_size(batch_size: int, sizes: list[int]) -> None:
     """Samples go together where examples have noise of their own, and then the answer is still right."""
@@ -189,6 +207,7 @@ def test_calls_stay_within_the_batch_size(batch_size: int, sizes: list[int]) -> 
         network(angle_per="batch"),
         network(center="batch"),
         nn.Sequential(ro.nn.GaussianDropout(0.5, center="batch")),
+        inserted(SharedByAll()),
     ):
         seen.clear()
         shared.eval().register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))

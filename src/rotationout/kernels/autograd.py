@@ -39,7 +39,7 @@ def rotate(
     backend: str | None = None,
 ) -> Tensor:
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
-    if _in_plain_torch(x, tan, backend):
+    if _in_plain_torch(tan, backend, x, mean):
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed:
@@ -65,7 +65,7 @@ def rotate_centred(
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
-    if _in_plain_torch(x, tan, backend):
+    if _in_plain_torch(tan, backend, x):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     transformed = _is_transformed()
     if not transformed:
@@ -98,9 +98,9 @@ def _untracked(x: Tensor) -> ModuleType:
     return reference if _is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
 
 
-def _in_plain_torch(x: Tensor, tan: Tensor, backend: str | None) -> bool:
+def _in_plain_torch(tan: Tensor, backend: str | None, *features: Tensor | None) -> bool:
     """Whether every step must be torch's own: for a learned angle, which autograd follows, and for torch.jit.trace."""
-    return tan.requires_grad or backend == "reference" or is_recorded() or _is_batched(x)
+    return tan.requires_grad or backend == "reference" or is_recorded() or any(map(_is_batched, features))
 
 
 def _is_transformed() -> bool:
@@ -112,9 +112,11 @@ def _is_transformed() -> bool:
     )
 
 
-def _is_batched(x: Tensor) -> bool:
+def _is_batched(x: Tensor | None) -> bool:
     """Whether x is a batch of gradients, as in ``torch.autograd.grad(…, is_grads_batched=True)``."""
-    return not torch.compiler.is_compiling() and bool(torch._C._functorch.is_legacy_batchedtensor(x))
+    if x is None or torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._functorch.is_legacy_batchedtensor(x))
 
 
 def _is_tracked(*tensors: Tensor | None) -> bool:

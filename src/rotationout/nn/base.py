@@ -23,7 +23,8 @@ class Noise(_DropoutNd):
     """A noise layer with a strength p. It derives from torch's dropout layers, so tools that look for those find it.
 
     ``_scale``, a scalar tensor on the device, is the noise's own parameter (`rotationout.strength` lists them);
-    ``_active`` is False at p = 0, when there is nothing to do.
+    ``_active`` is False at p = 0, when there is nothing to do. ``_scale`` is no buffer: what loads, averages or
+    broadcasts the buffers of a model would leave it with a strength that is not that of p.
 
     Args:
         p: drop probability of the equally strong Dropout.
@@ -33,7 +34,7 @@ class Noise(_DropoutNd):
     ...     def forward(self, input: Tensor) -> Tensor:
     ...         if not self.training or not self._active:
     ...             return input
-    ...         return input * (1 + self._scale * torch.randn_like(input[..., :1]))
+    ...         return input * (1 + self._scale_for(input) * torch.randn_like(input[..., :1]))
     >>> layer = Jitter(0.2, "gaussian")
     >>> layer(torch.ones(3, 4)).unique(dim=1).shape, layer.p
     (torch.Size([3, 1]), 0.2)
@@ -46,9 +47,8 @@ class Noise(_DropoutNd):
         nn.Module.__init__(self)  # not _DropoutNd's, which would set p before there is a `_scale`
         self.inplace = False
         self._kind = kind
-        with torch.inference_mode(False):  # it is changed in place, also if the layer was made in inference mode
-            self.register_buffer("_scale", torch.zeros((), dtype=torch.float32), persistent=False)
-        self.p = rate
+        self._p, self._active = rate, rate > 0.0
+        self._put_scale(torch.get_default_device())
 
     @property
     def p(self) -> float:
@@ -66,6 +66,17 @@ class Noise(_DropoutNd):
         self._p, self._active = rate, rate > 0.0
         self._scale.fill_(scale)
 
+    def _put_scale(self, device: torch.device) -> None:
+        """Make ``_scale`` anew, on this device."""
+        with torch.inference_mode(False):  # it is changed in place, also if the layer was made in inference mode
+            self._scale = torch.full((), self._parameter(self._p), dtype=torch.float32, device=device)
+
+    def _scale_for(self, x: object) -> Tensor:
+        """``_scale`` on the device of a tensor ``x``: parts of a model may have been loaded to several devices."""
+        if isinstance(x, Tensor) and x.device != self._scale.device:
+            self._put_scale(x.device)
+        return self._scale
+
     def _parameter(self, rate: float) -> float:
         """The noise's own parameter at p = ``rate``."""
         own = strength.from_lam(self._kind, strength.to_lam("dropout", rate))
@@ -73,10 +84,9 @@ class Noise(_DropoutNd):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # The strength stays fp32 whatever the model is cast to, and is set anew for a model from the meta device.
-        with torch.inference_mode(False):
-            self._scale = torch.zeros((), dtype=torch.float32, device=self._scale.device)
-        self.p = self._p
+        # The strength stays fp32 whatever the model is cast to. What is on the meta device has nothing to be moved.
+        here = torch.empty((), device="cpu") if self._scale.is_meta else self._scale
+        self._put_scale(fn(here).device)
         return self
 
     def extra_repr(self) -> str:

@@ -41,7 +41,7 @@ class _Elementwise(CentredNoise):
         return multiply(
             x,
             self._multiplier,
-            self._scale,
+            self._scale_for(x),
             self._active,
             dim=dim,
             center=center,

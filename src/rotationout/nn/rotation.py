@@ -93,7 +93,7 @@ class _RotationOutNd(CentredNoise):
     ) -> Tensor:
         return apply_noise(
             x,
-            self._scale,
+            self._scale_for(x),
             self._active,
             dim=dim,
             batch_dim=batch_dim,

@@ -75,7 +75,7 @@ class RotationOutSequence(_RotationOutNd):
         center, seen = self._center(rows, 1), self._seen(rows, None, 1)
         output = input
         if self._active:
-            rotation = sample_packed(input, self._scale, self.draw, batch_first=self.batch_first)
+            rotation = sample_packed(input, self._scale_for(rows), self.draw, batch_first=self.batch_first)
             turned = turn_about(
                 rows, rotation, 1, center, keep_zeros=self.keep_zeros, sync=self.sync, backend=self.backend
             )
@@ -115,7 +115,8 @@ class LockedDropout(Noise):
         """Drop features of ``input``, (T, N, C), (T, C) or packed, while training."""
         if not self.training:
             return input
-        return lock(input, self._scale, self._active, batch_first=self.batch_first, generator=None)
+        scale = self._scale_for(input.data if isinstance(input, PackedSequence) else input)
+        return lock(input, scale, self._active, batch_first=self.batch_first, generator=None)
 
     def extra_repr(self) -> str:
         """The arguments, for ``repr``."""

@@ -29,7 +29,7 @@ class Cutout(Noise):
 
     def forward(self, input: Tensor) -> Tensor:
         """Cut ``input`` while training."""
-        return cut(input, self._scale, self._active, generator=None) if self.training else input
+        return cut(input, self._scale_for(input), self._active, generator=None) if self.training else input
 
 
 class ShakeShake(Noise):
@@ -60,7 +60,8 @@ class ShakeShake(Noise):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Mix the outputs of two branches, at random while training."""
         active = self.training and self._active
-        return mix(first, second, self._scale, active, per=self.per, backward=self.backward_weights, generator=None)
+        scale = self._scale_for(first)
+        return mix(first, second, scale, active, per=self.per, backward=self.backward_weights, generator=None)
 
     def extra_repr(self) -> str:
         """The arguments, for ``repr``."""

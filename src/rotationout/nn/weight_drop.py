@@ -47,7 +47,7 @@ class WeightDrop(Noise):
         super().__init__(p, "dropout")
         self.module = module
         self.variational = variational
-        self._scale = self._scale.to(next(module.parameters()).device)
+        self._put_scale(next(module.parameters()).device)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Call the module, in training with disturbed weights."""
@@ -77,7 +77,7 @@ class WeightDrop(Noise):
 
     def _drop(self, weight: Tensor) -> Tensor:
         shape = (weight.size(0), 1) if self.variational else weight.shape
-        return weight * dropout_multiplier(shape, self._scale, weight)
+        return weight * dropout_multiplier(shape, self._scale_for(weight), weight)
 
     def extra_repr(self) -> str:
         """The arguments, for ``repr``."""

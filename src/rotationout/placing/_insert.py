@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +16,7 @@ from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
 from ._probe import called, read_only
 from ._report import Change, Left, Report, named
-from ._select import Candidate, Predicate, Selection, candidates, check_model, holders, select
+from ._select import Candidate, Predicate, Selection, candidates, check_model, device_near, holders, select
 from ._slot import After, Before, Slot, attach, detach, slots
 
 __all__ = ["insert", "place", "plan", "remove"]
@@ -235,8 +234,7 @@ def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: n
             f"{type(own).__name__} at {named(name)}: insert first, then wrap"
         )
     axis = _axis(own, name, module, side, dim)
-    tensor = next((t for part in (module, model) for t in (*part.parameters(), *part.buffers())), torch.empty(0))
-    own.to(tensor.device).train(module.training)
+    own.to(device_near(model, module)).train(module.training)
     argument = next(iter(inspect.signature(module.forward).parameters), "input")
     slot = kind(own, place=name, dim=axis, dims=dims_of_noise(own) or 0, argument=argument)
     return slot.train(module.training)

@@ -28,11 +28,13 @@ class Seen:
 
     Attributes:
         calls: how often it was called.
-        dims: how many axes follow the features, according to each of its neighbours.
+        axes: how many axes the tensors have that it was given.
+        dims: how many of them follow the features, according to each of its neighbours.
         attention: whether it was given attention weights, or values that look like them.
     """
 
     calls: int = 0
+    axes: set[int] = field(default_factory=set)
     dims: set[int] = field(default_factory=set)
     attention: bool = False
 
@@ -121,10 +123,11 @@ class _Run:
         dims = dims_of_module(module)
         if module in self.seen:
             self.given += [(module, tensors[0])] if tensors else []
-        elif dims is not None:
+        if dims is not None:
             for tensor in tensors:
-                self.known.setdefault(_key(tensor), set()).add(dims)
-        elif len(tensors) == 2:
+                sequences = isinstance(module, nn.Dropout2d) and tensor.ndim == 3  # torch takes them for (N, C, L)
+                self.known.setdefault(_key(tensor), set()).add(1 if sequences else dims)
+        elif module not in self.seen and len(tensors) == 2:
             before, after = map(_key, tensors)
             self.alike.setdefault(before, set()).add(after)
             self.alike.setdefault(after, set()).add(before)
@@ -133,6 +136,7 @@ class _Run:
         for dropout, tensor in self.given:
             seen = self.seen[dropout]
             seen.calls += 1
+            seen.axes.add(tensor.ndim)
             seen.attention |= _may_be_attention(tensor)
             seen.dims |= {0} if tensor.ndim <= 2 else self._dims(_key(tensor))
         return self.seen

@@ -110,7 +110,7 @@ def predict_samples(
     examples = _examples([*args, *kwargs.values()])
     most = examples if batch_size is None else batch_size
     with torch.no_grad(), sampling(model):
-        together = max(most // examples, 1) if all(_own_draws(module) for module in model.modules()) else 1
+        together = max(most // examples, 1) if all(map(_own_draws, model.modules())) else 1
         parts = [
             _moments(model, args, kwargs, range(start, min(start + most, examples)), n, min(together, n), output)
             for start in range(0, examples, most)
@@ -174,7 +174,12 @@ def _check_output(output: Any, rows: int) -> Tensor:
 
 
 def _own_draws(module: nn.Module) -> bool:
-    """Whether a module draws noise for every example separately; True if it is no noise."""
+    """Whether a module draws noise for every example separately; True if it is no noise.
+
+    Of what was inserted that is not known, unless it is one of the noises below.
+    """
+    if isinstance(module, Slot):
+        return is_noise(module.noise)
     if not is_noise(module):
         return True
     if isinstance(module, RotationOut | RotationOut1d | RotationOut2d | RotationOut3d | RotationOutSequence):

@@ -15,7 +15,17 @@ from torch import nn
 
 from ._slot import Slot
 
-__all__ = ["Candidate", "Predicate", "Selection", "candidates", "check_model", "holders", "near", "select"]
+__all__ = [
+    "Candidate",
+    "Predicate",
+    "Selection",
+    "candidates",
+    "check_model",
+    "device_near",
+    "holders",
+    "near",
+    "select",
+]
 
 Predicate = Callable[[str, nn.Module], bool]
 Selection = type[nn.Module] | str | Sequence[type[nn.Module] | str]
@@ -48,6 +58,21 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(
                 f"{which} is compiled already, and a change would not reach it: change the model first, then compile it"
             )
+
+
+def device_near(model: nn.Module, module: nn.Module) -> torch.device | None:
+    """The device of a module's tensors, or of the closest module before it, or else after it; None if there are none.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2, device="meta"), nn.ReLU(), nn.Linear(2, 2))
+    >>> device_near(model, model[1]), device_near(model, model[2]), device_near(model[1], model[1])
+    (device(type='meta'), device(type='cpu'), None)
+    """
+    parts = list(model.modules())
+    place = parts.index(module)
+    for part in (module, *parts[:place][::-1], *parts[place:]):
+        for tensor in (*part.parameters(recurse=part is module), *part.buffers(recurse=part is module)):
+            return tensor.device
+    return None
 
 
 def candidates(model: nn.Module) -> list[Candidate]:

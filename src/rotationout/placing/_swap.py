@@ -15,7 +15,7 @@ from ..registry import KINDS, is_noise
 from ._layout import dims_of_module
 from ._probe import Seen, dims_between, watch
 from ._report import Change, Left, Report
-from ._select import Candidate, candidates, check_model, holders
+from ._select import Candidate, candidates, check_model, device_near, holders
 
 __all__ = ["swap"]
 
@@ -33,7 +33,8 @@ class _LeftAloneError(Exception):
 def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Report:
     """Replace Dropout by rotations of equal strength λ = p / (1 − p).
 
-    - ``nn.Dropout1d``, ``2d``, ``3d`` become `RotationOut1d`, ``2d``, ``3d``.
+    - ``nn.Dropout1d``, ``2d``, ``3d`` become `RotationOut1d`, ``2d``, ``3d``. ``nn.Dropout2d`` takes three axes for a
+      batch of sequences (N, C, L), and there becomes `RotationOut1d`.
     - DropBlock (torchvision's, timm's) with a share c of the map in its blocks becomes a rotation inside blocks of that
       size and coverage c, with λ = 1 / (1 − c) inside them: c / (1 − c) over the whole map, as strong as Dropout
       with p = c.
@@ -74,18 +75,19 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     owners = holders(model)
     seen = None
     if example_inputs is not None:
-        seen = watch(model, example_inputs, [one.module for one in found if type(one.module) is nn.Dropout])
+        unsure = [one.module for one in found if type(one.module) in (nn.Dropout, nn.Dropout2d)]
+        seen = watch(model, example_inputs, unsure)
+    around = {dims_of_module(module) for module in model.modules() if not is_noise(module)} - {None}
     changed, left = [], _arguments(model)
     for candidate in found:
         module, name = candidate.module, candidate.name
         try:
-            rotation = _rotation(candidate, owners[module], seen, choices)
+            rotation = _rotation(candidate, owners[module], None if seen is None else seen.get(module), around, choices)
         except _LeftAloneError as reason:
             words = type(module).__name__ if module._modules else repr(module)
             left.append(Left(name, words, str(reason)))
             continue
-        tensor = next((t for t in (*model.parameters(), *model.buffers())), None)
-        rotation.to(None if tensor is None else tensor.device).train(module.training)
+        rotation.to(device_near(model, module)).train(module.training)
         changed.append((module, Change(name, repr(module), "instead of", rotation, candidate.names[1:])))
     for module, change in changed:
         for owner, key in owners[module]:
@@ -114,10 +116,19 @@ def _arguments(model: nn.Module) -> list[Left]:
 def _rotation(
     candidate: Candidate,
     owners: list[tuple[nn.Module, str]],
-    seen: dict[nn.Module, Seen] | None,
+    seen: Seen | None,
+    around: set[int | None],
     choices: dict[str, Any],
 ) -> nn.Module:
-    """The rotation that replaces a noise, or a `_LeftAloneError`."""
+    """The rotation that replaces a noise, or a `_LeftAloneError`.
+
+    Args:
+        candidate: the noise.
+        owners: the modules that have it, and under which name.
+        seen: what was seen of it in a run, if there was one.
+        around: how many axes follow the features in any module of the model.
+        choices: keyword arguments of the rotation.
+    """
     module = candidate.module
     if isinstance(module, Noise):
         raise _LeftAloneError("it is a layer of rotationout")
@@ -134,7 +145,9 @@ def _rotation(
     if not 0.0 < module.p < 1.0:
         raise _LeftAloneError(_OFF if module.p == 0.0 else "it drops everything: its strength is infinite")
     if dims is None:
-        dims = _dims(module, owners, None if seen is None else seen[module])
+        dims = _dims(module, owners, seen)
+    elif dims == 2:
+        dims = _dims_2d(owners, seen, around)
     return _ROTATIONS[dims](module.p, **choices)
 
 
@@ -162,6 +175,22 @@ def _dims(module: nn.Module, owners: list[tuple[nn.Module, str]], seen: Seen | N
     if dims is None:
         raise _LeftAloneError("the code does not say on which axis its features are; example_inputs would tell")
     return dims
+
+
+def _dims_2d(owners: list[tuple[nn.Module, str]], seen: Seen | None, around: set[int | None]) -> int:
+    """How many axes follow the features of a Dropout2d, or a `_LeftAloneError`: torch takes (N, C, L) too."""
+    if seen is not None and seen.calls:
+        if seen.axes not in ({3}, {4}):
+            raise _LeftAloneError(f"it is used for tensors with {' and '.join(map(str, sorted(seen.axes)))} axes")
+        return max(seen.axes) - 2
+    known = {_certain(owner, key) for owner, key in owners}
+    if known in ({1}, {2}):
+        return known.pop() or 0
+    if around and (1 in around or 2 not in around):
+        raise _LeftAloneError(
+            "it may be on sequences (N, C, L), which torch takes it for too; example_inputs would tell"
+        )
+    return 2
 
 
 def _observed(seen: Seen) -> int:
