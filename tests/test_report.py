@@ -19,7 +19,7 @@ from rotationout.report import reproduced, whole
 from rotationout.report.cells import by_row
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
-from rotationout.report.table1 import PAPER, prose, rivals_lead, table1
+from rotationout.report.table1 import PAPER, RIVALS, drawn, prose, rivals_lead, table1
 from rotationout.report.table2 import prose as table2_prose
 from rotationout.report.table2 import table2
 from rotationout.report.table3 import prose as table3_prose
@@ -139,7 +139,7 @@ def test_what_is_said_of_table_1_fits_its_columns() -> None:
     printed, changed = ([{**run, "recipe": name} for run in runs] for name in (recipe, f"{recipe}_p=0.1"))
     assert "accuracy on 100 training images that were held out." in prose(printed)[0]
     assert prose(printed)[1].startswith("The paper’s numbers are means")
-    assert prose(changed)[1].startswith("p is from Welch’s test")
+    assert prose(changed)[1].startswith("The p-values are from Welch’s test")
     assert len(prose(changed[:1])) == 1, "one run: neither p-values nor numbers of the paper"
     whole_set = [{**run, "config": settings | {"held_out": 0}} for run in printed]
     assert "on batches of 128, weight decay 0.0001; accuracy on the 10,000 test images." in prose(whole_set)[0]
@@ -162,7 +162,32 @@ def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> 
         "rotation odd": ["1.000", "–"],
     }
     assert rivals_lead(runs)[1] == [], "one strength has both"
+    more = [{**fields, "row": "dropout keep 0.8", "last10_top1": 69.0 + k} for k in (0, 1)]
+    singles = [
+        {**fields, "row": row, "last10_top1": 60.0} for row in ("dropout keep 0.7", "rotation default sigma 0.655")
+    ]
+    lead, counts = rivals_lead([*runs, *more, *singles])
+    assert counts == [2, 2], "a single run has no deviation, and would leave the others without a p-value"
+    assert lead == rivals_lead([*runs, *more])[0] == rivals_lead([*runs, *more], (0.9, 0.8))[0]
+    assert rivals_lead([*runs, *more], (0.9, 0.7))[1] == []
+    assert rivals_lead([*runs[2::2], *more[::2]])[1] == [1, 1], "single runs alone have a lead all the same"
     assert [row[3] for row in table.rows] == ["71.93 ± 0.16", "73.13 ± 0.30", "74.23 ± 0.25", "74.14 ± 0.11", "–"]
+
+
+def test_a_misprint_is_shown_and_not_compared_with() -> None:
+    fields = {"best_top1": 79.8, "recipe": "cifar100_wrn28_10_authors", "config": {"network": "wrn28_10"}}
+    runs = [{**fields, "row": "rotation default sigma 0.655", "last10_top1": 79.7 + k / 10} for k in (0, 1)]
+    (cells,) = table1(runs).rows
+    assert cells[4:6] == ["79.80 ± 0.00", "78.80 ± 0.15"], "no star"
+
+
+def test_many_rows_have_too_many_curves() -> None:
+    rows = [config.row for config in TABLES["cifar100_resnet110_authors"]()]
+    runs = [{"recipe": "cifar100_resnet110_authors", "row": row} for row in rows]
+    assert [run["row"] for run in drawn(runs)] == [row for row in rows if row in {"none", *RIVALS, *RIVALS.values()}]
+    assert drawn(runs[:10]) == runs[:10]
+    others = [run for run in runs if run not in drawn(runs)]
+    assert drawn(others) == others
 
 
 def test_forms_are_compared_with_the_default_form_and_dropout_about_the_mean_with_dropout() -> None:
@@ -183,7 +208,7 @@ def test_forms_are_compared_with_the_default_form_and_dropout_about_the_mean_wit
     assert found["rotation default sigma 0.500"] == ["0.001", "–"]
     assert found["rotation default sigma 0.333"] == ["–", "–"], "there is no Dropout of its strength"
     assert found["dropout centred keep 0.8"] == ["1.000", "–"]
-    assert "compared with the default form of the same strength" in prose(runs)[1]
+    assert "compared with the default form of the same p" in prose(runs)[1]
     assert "the default form" not in prose(runs[:4])[1]
 
 

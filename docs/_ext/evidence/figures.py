@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from rotationout.experiments.forms import NETWORKS, FormsStudy
 from rotationout.experiments.results import read_records
-from rotationout.report import forms, style
+from rotationout.report import forms, style, table1
 from rotationout.report.curves import CAPTION, curves_figure
 from rotationout.report.gallery import trained
 
@@ -33,7 +33,7 @@ def texts() -> dict[str, str]:
     found = {drawing.name: drawing for drawing in trained.figures(RESULTS)}
     shown = [found[name] for name in SHOWN]
     texts = {f"figure_{one.name}": _placed(one.draw(one.compute()), one.title, one.caption) for one in shown}
-    records = read_records(RESULTS, TABLE1)
+    records = table1.drawn(read_records(RESULTS, TABLE1))
     texts["figure_table1"] = _placed(curves_figure(records), "Learning curves of Table 1", f"Test accuracy {CAPTION}")
     study = FormsStudy.load(RESULTS / "forms.json")
     for network in NETWORKS:

@@ -1,12 +1,12 @@
 """A search for the best form of RotationOut under stronger weight decay, and its comparison with the best Dropout.
 
 The network is ResNet110 on CIFAR-100. A noise that helps with weak weight decay may help less, or not at all, with
-enough of it. So forms that are not in Table 1 are tried at weight decay 5e-4, with half the schedule, on 5,000 held-out
-training images (`search_rows`). At first the strengths were p = 0.1 and 0.2, and all forms but one had 0.2. The weaker
-came first, so p = 0.05 is tried too, and p = 0.1 in the form that came first at 0.2. The form that came first on
-handwritten digits (`rotationout.experiments.forms`) is tried at both. The best Dropout and the best RotationOut
-are then compared on the test set, with the whole schedule (`strong_rows`). All else is as in the authors' protocol, see
-`rotationout.recipes.cifar100`, without a ramp.
+enough of it. So forms that the paper does not have are tried at weight decay 5e-4, with half the schedule, on 5,000
+held-out training images (`search_rows`). At first the strengths were p = 0.1 and 0.2, and all forms but one had 0.2.
+The weaker came first, so p = 0.05 is tried too, and p = 0.1 in the form that came first at 0.2. The form that came
+first on handwritten digits (`rotationout.experiments.forms`) is tried at both. The best Dropout and the best
+RotationOut are then compared on the test set, with the whole schedule (`strong_rows`). All else is as in the authors'
+protocol, see `rotationout.recipes.cifar100`, without a ramp.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from . import verdicts
 from .cells import Lead, by_row, marked, mean_lead, ran, significance
 from .page import Table
 
-__all__ = ["PAPER", "RIVALS", "prose", "rivals_lead", "row_of", "table1", "verdict"]
+__all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "table1", "verdict"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -35,15 +35,19 @@ PAPER: dict[str, dict[str, tuple[str, str]]] = {
         "dropout 0.6": ("78.55 ± 0.07", "78.75 ± 0.18"),
         "rotation 0.333": ("78.94 ± 0.22", "79.09 ± 0.22"),
         "rotation 0.500": ("79.47 ± 0.14", "79.60 ± 0.12"),
-        "rotation 0.655": ("79.69 ± 0.11", "78.80 ± 0.15"),  # as printed; 79.80 is meant
+        "rotation 0.655": ("79.69 ± 0.11", "78.80 ± 0.15"),
         "rotation 0.816": ("79.76 ± 0.32", "79.93 ± 0.33"),
     },
 }
 """Mean over the last ten epochs and best epoch, as printed, over 5 runs each."""
+MEANT = {"78.80 ± 0.15": "79.80 ± 0.15"}
+"""What is printed and must be a misprint, as the best epoch is not below the mean of ten; and what is meant."""
 RIVALS = {f"rotation default sigma {SIGMA[keep]}": f"dropout keep {keep}" for keep in KEEP}
-"""RotationOut as the library has it, and Dropout of the same strength."""
+"""RotationOut as the library has it, and Dropout of the same p."""
 POINTS = "last10_top1"
 """What rows are compared by."""
+MOST_CURVES = 10
+"""More could not be told apart in one figure."""
 
 
 def table1(records: Sequence[dict[str, Any]]) -> Table:
@@ -51,8 +55,8 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
 
     Where fields were changed, the paper's numbers are left out: the noise may be a different one. A star marks a
     mean that differs from them by more than two standard errors of the difference. The p-values are of Welch's
-    two-sided t-test on the mean of the last ten epochs: against no noise, against element-wise Dropout of the same
-    strength, and of other forms of RotationOut against the default form of the same strength.
+    two-sided t-test on the mean of the last ten epochs: against no noise, against element-wise Dropout of the same p,
+    and of other forms of RotationOut against the default form of the same p.
     """
     rows = by_row(records)
     network, recipe = records[0]["config"]["network"], records[0]["recipe"]
@@ -74,7 +78,7 @@ def table1(records: Sequence[dict[str, Any]]) -> Table:
         cells = []
         for key, theirs in zip((POINTS, "best_top1"), printed, strict=True):
             values = [run[key] for run in runs]
-            cells += [marked(values, theirs), theirs]
+            cells += [marked(values, MEANT.get(theirs, theirs)), theirs]
         against = [rows.get(other, []) if row != other else [] for other in ("none", _dropout(row), _default(row))]
         average = [run[POINTS] for run in runs]
         tests = [significance(average, [run[POINTS] for run in others]) for others in against]
@@ -97,18 +101,18 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     more = {
         "the paper's": "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s "
         "by more than two standard errors of the difference.",
-        "p, ": "p is from Welch’s test on the last ten epochs, against no noise and against Dropout of the same "
-        "strength.",
-        "p, default": "Other forms of RotationOut are also compared with the default form of the same strength.",
+        "p, ": "The p-values are from Welch’s test on the last ten epochs, against no noise and against Dropout of the "
+        "same p.",
+        "p, default": "Other forms of RotationOut are also compared with the default form of the same p.",
     }
     explained = [text for column, text in more.items() if any(name.startswith(column) for name in columns)]
     if not math.isnan(rivals_lead(records)[0].p):
-        explained.append("Over several strengths, p is from Welch’s test of the mean lead over Dropout.")
+        explained.append("Over several strengths, the p-value is from Welch’s test of the mean lead over Dropout.")
     return [*said, " ".join(explained)] if explained else said
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
-    """How RotationOut as the library has it did beside Dropout of the same strength, and over all strengths, in words.
+    """How RotationOut as the library has it did beside Dropout of the same p, and over several of them, in words.
 
     >>> points = {"dropout keep 0.9": 70, "dropout keep 0.8": 71}
     >>> points |= {"rotation default sigma 0.333": 71, "rotation default sigma 0.500": 73}
@@ -124,14 +128,27 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     return f"{said} Over {len(runs)} strengths, RotationOut is {where} Dropout ({by})."
 
 
-def rivals_lead(records: Sequence[dict[str, Any]]) -> tuple[Lead, list[int]]:
-    """`mean_lead` of RotationOut over `RIVALS`, and the runs of each strength; none unless there are two strengths."""
+def rivals_lead(records: Sequence[dict[str, Any]], keep: Sequence[float] = KEEP) -> tuple[Lead, list[int]]:
+    """`mean_lead` of RotationOut over Dropout at these keep rates, and the runs at each; none unless there are two.
+
+    Keep rates with a single run are left out if others have more: they would leave the lead without a p-value.
+    """
     rows = by_row(records) if records else {}
-    pairs = [(rows[ours], rows[theirs]) for ours, theirs in RIVALS.items() if ours in rows and theirs in rows]
+    asked = {f"rotation default sigma {SIGMA[rate]}" for rate in keep}
+    rivals = {ours: theirs for ours, theirs in RIVALS.items() if ours in asked & rows.keys() and theirs in rows}
+    pairs = [(rows[ours], rows[theirs]) for ours, theirs in rivals.items()]
+    pairs = [pair for pair in pairs if min(map(len, pair)) > 1] or pairs
     if len(pairs) < 2:
         return Lead(math.nan), []
     scores = [([run[POINTS] for run in ours], [run[POINTS] for run in theirs]) for ours, theirs in pairs]
     return mean_lead(scores), [min(map(len, pair)) for pair in pairs]
+
+
+def drawn(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records whose learning curves are shown: of many rows those without noise and of `RIVALS`, if there are any."""
+    main = {"none", *RIVALS, *RIVALS.values()}
+    shown = [record for record in records if record["row"] in main]
+    return shown if shown and len(by_row(records)) > MOST_CURVES else list(records)
 
 
 def row_of(row: str) -> str:
@@ -147,7 +164,7 @@ def row_of(row: str) -> str:
 
 
 def _dropout(row: str) -> str:
-    """The Dropout as strong as a rotation, or as a Dropout about the mean."""
+    """The Dropout with the p of a rotation, or of a Dropout about the mean."""
     if row.startswith("dropout centred"):
         return row.replace("centred ", "")
     strengths = {SIGMA[keep]: keep for keep in KEEP}
@@ -156,5 +173,5 @@ def _dropout(row: str) -> str:
 
 
 def _default(row: str) -> str:
-    """The default form of a rotation, as strong as it is."""
+    """The default form of a rotation, with its p."""
     return f"rotation default sigma {row.rpartition(' ')[2]}" if row.startswith("rotation") else ""

@@ -104,7 +104,7 @@ def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         TITLES.get(recipe, recipe),
         table1.prose(records),
         table1.table1(records),
-        style.to_svg(curves_figure(records)),
+        style.to_svg(curves_figure(table1.drawn(records))),
         f"Test accuracy {CAPTION}",
         verdicts.finding(records, table1.verdict(records)),
     )
