@@ -145,7 +145,7 @@ def rivals_lead(records: Sequence[dict[str, Any]], keep: Sequence[float] = KEEP)
 
 
 def drawn(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records whose learning curves are shown: of many rows those without noise and of `RIVALS`, if there are any."""
+    """The records whose learning curves are shown: of many rows those without noise and of `RIVALS`, if it has any."""
     main = {"none", *RIVALS, *RIVALS.values()}
     shown = [record for record in records if record["row"] in main]
     return shown if shown and len(by_row(records)) > MOST_CURVES else list(records)
