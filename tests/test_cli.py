@@ -109,7 +109,7 @@ MISTAKES = [
     ("train an4 --data . --noise rotatoin", 2, "did you mean 'rotation'?"),
     ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
     ("score bccd --data nowhere", 2, "'nowhere' does not exist"),
-    ("train an4 --data . --p 2 --steps 3", 2, "'--p', '--steps': p is a drop probability and must be in [0, 1)"),
+    ("train an4 --data . --p 2 --steps 3", 2, "'--p': p is a drop probability and must be in [0, 1)"),
     ("train an4 --data . --device tpu", 2, "must be cpu, cuda, cuda:1 and so on, got 'tpu'"),
     ("train an4 --data .", 1, "neither a manifest.tsv nor a folder with a wav.scp"),
     ("train an4 --data . --device meta", 1, "device 'meta' was asked for, but torch cannot compute there"),
@@ -118,6 +118,8 @@ MISTAKES = [
     ("sweep an4 --data . --seeds 0-4000000000", 2, "must be at most 10000 in a range, got '0-4000000000'"),
     ("train an4 --data . --seed 4294967296", 2, "'--seed': must be at most 4294967295, got 4294967296"),
     ("train an4 --data . --seed -1", 2, "'--seed': must not be negative, got -1"),
+    ("train an4 --data . --steps 2 --weight-decay nan", 2, "'--weight-decay': weight_decay must be a finite number"),
+    ("train an4 --data . --steps 2 --learning-rate -1", 2, "'--learning-rate': learning_rate must not be negative"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
     ("table an4", 1, "there are no records of an4 in results yet; run rotationout sweep an4"),
@@ -309,10 +311,12 @@ def test_noises_that_are_timed_are_what_their_names_say() -> None:
         found = bench.noises(shape, 0.2)
         forms = {name: noise for name, noise in found.items() if name.startswith("RotationOut")}
         assert {type(noise) for noise in forms.values()} == {layer}
-        assert [noise.center for noise in forms.values()] == [layer(0.2).center, None, None, "batch"]
+        assert [noise.center for noise in forms.values()] == [None, None, "batch"]
         draws = [(noise.draw.pairing, noise.draw.pairing_per) for noise in forms.values()]
         usual = (layer(0.2).draw.pairing, layer(0.2).draw.pairing_per)
-        assert draws == [usual, ("permutation", "batch"), usual, usual]
+        assert draws == [("permutation", "batch"), usual, usual]
+        (default,) = (noise for name, noise in forms.items() if name.endswith("(default)"))
+        assert repr(default) == repr(layer(0.2))
         assert {noise.p for noise in (*forms.values(), found["nn.Dropout"])} == {0.2}
 
 
@@ -335,7 +339,8 @@ def test_timing_takes_turns() -> None:
 
     called: list[str] = []
     found = bench.time_side_by_side({name: lambda name=name: called.append(name) for name in "ab"}, rounds=3)
-    assert called == ["a", "b"] * 5, "two turns do not count"
+    turns = {"".join(called[place : place + 2]) for place in range(0, 10, 2)}
+    assert (len(called), turns) == (10, {"ab", "ba"}), "five rounds, two of which do not count, in changing order"
     assert list(found) == ["a", "b"]
     for shape in ((4,), (4, 0), (2, 2, 2, 2, 2)):
         with pytest.raises(ValueError, match=r"shape must be \(N, D\), \(N, T, D\) or \(N, C, H, W\), got"):
@@ -343,8 +348,11 @@ def test_timing_takes_turns() -> None:
     with pytest.raises(ValueError, match="rounds must be at least 2, got 1"):
         bench.compare((4, 4), rounds=1)
     alone = [row["noise"] for row in bench.compare((1, 2), rounds=2)]
-    assert "RotationOut, un-centred" in alone
-    assert "RotationOut, batch-centred" not in alone, "the mean of one vector is that vector"
+    assert "RotationOut, un-centred (default)" in alone
+    assert not [name for name in alone if "batch-centred" in name], "the mean of one vector is that vector"
+    for shape in ((4, 6), (2, 4, 3, 3)):
+        layers = [repr(noise) for noise in bench.noises(shape, 0.2).values() if isinstance(noise, torch.nn.Module)]
+        assert len(set(layers)) == len(layers), "nothing is timed twice"
 
 
 def test_the_demo_has_the_settings_of_the_study() -> None:

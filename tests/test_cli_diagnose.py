@@ -89,6 +89,7 @@ more = [torch.randn(64, 6) for _ in range(20)]
 clean = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
 nothing = []
 number = 3
+endless = [(torch.full((16, 6), float("inf")), torch.zeros(16))]
 
 
 def needs(width):
@@ -273,6 +274,8 @@ MISTAKES = [
         "words.pt must hold inputs as tensors, examples along the first axis, got str",
     ),
     ("my_models:build --data wide.pt", 1, "the model cannot be run on the first batch: RuntimeError: mat1 and mat2"),
+    ("my_models:build --data nan.npy", 1, "nan.npy has values that are not finite, NaN or infinite"),
+    ("my_models:build --data my_models:endless", 1, "my_models:endless has values that are not finite"),
     ("my_models:build --weights words.pt", 1, "words.pt must hold a state_dict, tensors by name, got str"),
 ]
 
@@ -281,6 +284,7 @@ MISTAKES = [
 def test_mistakes_are_told_in_a_line(line: str, code: int, message: str, here: Path, capsys: Any) -> None:
     (here / "text.pt").write_text("hello")
     (here / "text.npy").write_text("hello")
+    np.save(here / "nan.npy", np.full((20, 6), np.nan, np.float32))
     np.savez(here / "many.npz", a=np.zeros(3), b=np.zeros(3))
     torch.save("hello", here / "words.pt")
     torch.save(torch.randn(20, 7), here / "wide.pt")

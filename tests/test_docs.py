@@ -58,6 +58,14 @@ def _as_it_was() -> Iterator[None]:
     KINDS.update(kept)
 
 
+def test_pages_use_what_the_package_has_without_further_imports() -> None:
+    """Code that runs here may find a module that another test has imported."""
+    for page in PAGES:
+        code = "".join(code for _, language, code in blocks(page) if language in ("python", "pycon"))
+        names = set(re.findall(r"\bro\.(\w+)", code))
+        assert names <= set(ro.__all__), page
+
+
 @pytest.mark.usefixtures("_as_it_was")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_in_order(page: str) -> None:

@@ -12,11 +12,15 @@ from tests.test_cli import said
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
+from matplotlib.figure import Figure
+
 from rotationout import cli
 from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
-from rotationout.report import reproduced, whole
+from rotationout.recipes.search import SEARCH
+from rotationout.report import reproduced, search, whole
 from rotationout.report.cells import by_row
+from rotationout.report.curves import curves_figure
 from rotationout.report.gallery.catalogue import all_figures
 from rotationout.report.page import Section, Table, render
 from rotationout.report.table1 import PAPER, RIVALS, drawn, prose, rivals_lead, table1
@@ -181,6 +185,26 @@ def test_a_misprint_is_shown_and_not_compared_with() -> None:
     assert cells[4:6] == ["79.80 ± 0.00", "78.80 ± 0.15"], "no star"
 
 
+def test_curves_say_on_which_examples_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for recipe, held in (("cifar100_resnet110_protocol", True), ("cifar100_resnet110_authors", False)):
+        records = read_records(ROOT / "results", recipe)
+        (axes,) = curves_figure(records).axes
+        assert axes.get_ylabel() == ("held-out accuracy, %" if held else "test accuracy, %")
+        assert whole._table(recipe, records).caption.startswith("Accuracy on held-out" if held else "Test accuracy")
+    searched = read_records(ROOT / "results", SEARCH)
+    lines = []
+    monkeypatch.setattr(search, "curves_figure", lambda shown: lines.append(set(by_row(shown))) or Figure())
+    section = search.section("A search", searched)
+    assert lines == [{row for row in by_row(searched) if "," not in row}]
+    assert section.caption.endswith("Other forms than the default are not shown.")
+
+
+def test_a_run_of_one_epoch_is_a_point() -> None:
+    run = {"row": "none", "recipe": "", "config": {}, "epochs": 1, "test_curve": [0.5]}
+    assert curves_figure([run]).axes[0].lines[0].get_marker() == "o"
+    assert curves_figure([{**run, "epochs": 2, "test_curve": [0.4, 0.5]}]).axes[0].lines[0].get_marker() == "None"
+
+
 def test_many_rows_have_too_many_curves() -> None:
     rows = [config.row for config in TABLES["cifar100_resnet110_authors"]()]
     runs = [{"recipe": "cifar100_resnet110_authors", "row": row} for row in rows]
@@ -334,10 +358,17 @@ def test_stars_are_for_the_data_of_the_paper_alone() -> None:
 def test_stars_are_explained_where_there_are_any() -> None:
     images = {"train_images": 1000, "test_images": 3, "classes": 2, "skipped": {}, "epochs": 1, "row": "none"}
     images |= {"device": "a GPU", "config": {"size": 64, "batch": 8, "block_sizes": ()}}
+    images |= {"last10_top1": 70.0, "last10_top5": 90.0, "best_top1": 71.0}
     for recipe in ("imagenet", "imagewoof"):
-        first, _, last = table2_prose([{**images, "recipe": recipe}])
+        run = {**images, "recipe": recipe}
+        first, _, last = table2_prose([run])
         assert first.startswith("1 epochs on 1,000 images of 2 classes, crops of 64 pixels, batches of 8; ")
+        assert first.endswith("One run per row; 1 run in all, on a GPU.")
         assert ("A star" in last) == (recipe == "imagenet")
+        assert "Welch" not in last, "there is nothing to test"
+        pair = [run, {**run, "last10_top1": 71.0}]
+        both = [*pair, *({**one, "row": "rotation"} for one in pair)]
+        assert "Welch" in table2_prose(both)[-1]
     boxes = {"train_images": 6, "train_boxes": 9, "test_images": 3, "test_boxes": 4, "skipped": {}, "epochs": 1}
     boxes |= {"device": "a GPU", "config": {"crop": 64, "test_split": "val"}, "row": "none"}
     for recipe in ("coco", "bccd"):

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import functional, nn, placing, registry, strength
+    from . import analysis, functional, nn, placing, registry, strength
     from .nn import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
     from .placing import (
         Schedule,
@@ -32,6 +32,7 @@ __all__ = [
     "RotationOut3d",
     "RotationOutSequence",
     "Schedule",
+    "analysis",
     "functional",
     "insert",
     "insert_blocks",
@@ -50,7 +51,9 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_MODULES = ("functional", "nn", "placing", "registry", "strength")
+_MODULES = ("analysis", "functional", "nn", "placing", "registry", "strength")
+_EXTRAS = ("linear",)
+"""Modules that need more than torch, and so are no part of ``from rotationout import *``."""
 _NAMES = {
     "nn": ("RotationOut", "RotationOut1d", "RotationOut2d", "RotationOut3d", "RotationOutSequence"),
     "placing": (
@@ -71,7 +74,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its home (PEP 562); from then on it is an attribute as any other."""
-    if name in _MODULES:
+    if name in (*_MODULES, *_EXTRAS):
         return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

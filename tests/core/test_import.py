@@ -33,5 +33,6 @@ assert all(getattr(ro, name) is not None for name in ro.__all__)
 assert set(ro.__all__) == set(ro._MODULES) | set(ro._HOMES)
 assert ro.RotationOut is ro.nn.RotationOut is vars(ro)["RotationOut"]
 assert not hasattr(ro, "nothing")
+assert ro.analysis.relu_moments is not None, "a module that no other has imported"
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)

@@ -193,11 +193,14 @@ def _strong() -> dict[str, str]:
     )
     theirs = {"none": "none", dropout: dropout, rotation: rotation.replace("rotation", "rotation default")}
     lead = mean_lead([(more[rotation], more[dropout])])
+    half = mean_lead([(more[rotation], more[dropout]), (less[dropout], less[theirs[rotation]])])  # of the change
     added = [f"{mean_lead([(more[row], less[other])]).mean:.2f}" for row, other in theirs.items()]
     return {
         "strong_lead": f"{lead.mean:.2f}",
         "strong_interval": f"{lead.low:.2f} to {lead.high:.2f}",
         "strong_p": shown_p(lead.p),
+        "strong_change": f"{2 * half.mean:+.2f}".replace("-", "−"),
+        "strong_change_interval": f"{2 * half.low:+.2f} to {2 * half.high:+.2f}".replace("-", "−"),
         "table1_lead_weak": f"{mean_lead([(less[theirs[rotation]], less[dropout])]).mean:.2f}",
         **dict(zip(("strong_decay_none", "strong_decay_dropout", "strong_decay_rotation"), added, strict=True)),
         "strong_coadaptation_table": shift.coadaptation_table(records).markdown(),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rotationout.experiments.forms import NETWORKS, FormsStudy
 from rotationout.experiments.results import read_records
 from rotationout.report import forms, style, table1
-from rotationout.report.curves import CAPTION, curves_figure
+from rotationout.report.curves import accuracy_caption, curves_figure
 from rotationout.report.gallery import trained
 
 from .accuracy import TABLE1
@@ -34,7 +34,7 @@ def texts() -> dict[str, str]:
     shown = [found[name] for name in SHOWN]
     texts = {f"figure_{one.name}": _placed(one.draw(one.compute()), one.title, one.caption) for one in shown}
     records = table1.drawn(read_records(RESULTS, TABLE1))
-    texts["figure_table1"] = _placed(curves_figure(records), "Learning curves of Table 1", f"Test accuracy {CAPTION}")
+    texts["figure_table1"] = _placed(curves_figure(records), "Learning curves of Table 1", accuracy_caption(records))
     study = FormsStudy.load(RESULTS / "forms.json")
     for network in NETWORKS:
         title = f"Forms of {forms.LAYERS[network]} on digits"

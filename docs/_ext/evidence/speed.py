@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from benchmarks.tables import cpu_table, gpu_table
+from torch import nn
 
+from rotationout import RotationOut
+from rotationout.bench import bytes_kept
+from rotationout.bench.noises import DEFAULT
 from rotationout.recipes import TABLES
 
 from .cells import benchmark, markdown, span
@@ -46,7 +51,21 @@ def _layers() -> dict[str, str]:
         "gpu_dropout_kept": span(dropped, 0),
         "gpu_rows_of_map": f"{rows_of_map:.1f}",
         "small_table": _small(),
+        "cpu_dropout2d": span(_beside_dropout2d(), 1),
+        "small_kept": f"{_kept(RotationOut(0.2)) / _kept(nn.Dropout(0.2)):.0f}",
     }
+
+
+def _beside_dropout2d() -> list[float]:
+    """The time of RotationOut2d on a CPU relative to nn.Dropout2d's, for each of the maps."""
+    times = {(row["tensor"], row["noise"]): row["ms"] for row in benchmark("ops_cpu")}
+    maps = [tensor for tensor, noise in times if noise == "nn.Dropout2d"]
+    return [times[tensor, f"RotationOut, batch-centred{DEFAULT}"] / times[tensor, "nn.Dropout2d"] for tensor in maps]
+
+
+def _kept(noise: nn.Module) -> int:
+    """What a layer keeps of a small tensor for backward, in bytes."""
+    return bytes_kept(noise, torch.randn(50, 256, requires_grad=True))
 
 
 def _small() -> str:

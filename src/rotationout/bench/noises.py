@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from .. import strength
 from ..nn import RotationOut, RotationOut2d
 
-__all__ = ["Noise", "authors_formula", "gaussian_dropout", "noises"]
+__all__ = ["DEFAULT", "Noise", "authors_formula", "gaussian_dropout", "noises"]
 
 Noise = Callable[[Tensor], Tensor]
+DEFAULT = " (default)"
+"""What the name of the default form ends with."""
 
 
 def gaussian_dropout(p: float) -> Noise:
@@ -65,12 +67,11 @@ def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
     found: dict[str, Noise] = {
         "nn.Dropout": nn.Dropout(p),
         "Gaussian dropout": gaussian_dropout(p),
-        "RotationOut (default)": layer(p),
         "RotationOut, P per batch": layer(p, center=None, pairing="permutation", pairing_per="batch"),
-        "RotationOut, un-centred": layer(p, center=None),
+        f"RotationOut, un-centred{'' if maps else DEFAULT}": layer(p, center=None),
     }
     if maps or math.prod(shape[:-1]) > 1:  # the mean of one vector is that vector
-        found["RotationOut, batch-centred"] = layer(p, center="batch")
+        found[f"RotationOut, batch-centred{DEFAULT if maps else ''}"] = layer(p, center="batch")
     if shape[1] % 2 == 0:  # it pairs all of them
         found["authors' formula"] = authors_formula(p)
     if maps:

@@ -11,7 +11,7 @@ import typer
 
 from ..strength import check_rate
 from .options import Json, Results
-from .output import print_json
+from .output import print_json, show, show_text
 from .report import BENCHMARKS, DRAWING, NoTheory
 from .trouble import say
 
@@ -54,8 +54,6 @@ def demo(
     """
     for needed in ("sklearn.datasets", "matplotlib", "jinja2"):
         importlib.import_module(needed)  # before the work, not after it
-    from rich.console import Console
-
     from ..experiments import digits
     from ..report import digits as pictures
     from ..report import whole
@@ -65,7 +63,9 @@ def demo(
     study.save(out / "digits.json")
     pictures.write(study, out)
     if not json:
-        pictures.show(study, Console())
+        show(pictures.summary_table(study), f"Digits, p = {study.p:g}")
+        show(pictures.strength_table(study), "Over p")
+        show_text(pictures.verdict(study))
     benchmarks = BENCHMARKS if BENCHMARKS.is_dir() else None
     if not no_theory:
         say(DRAWING)

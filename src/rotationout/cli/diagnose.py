@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
@@ -115,6 +115,10 @@ def _measure(
     first = checked_call(f"{source} gives no batches", lambda: list(islice(found, 1)))
     if not first:
         raise ValueError(f"{source} is empty: there is nothing to measure")
+    if not all(map(_finite, found if isinstance(found, list) else first)):
+        raise ValueError(
+            f"{source} has values that are not finite, NaN or infinite: what is measured would not be either"
+        )
     with _passes.untouched(network):
         checked_call("the model cannot be run on the first batch", lambda: _passes.run(network.train(), first))
     shift, passes = None, "the model cannot be run on all batches, in training and in testing mode"
@@ -124,6 +128,17 @@ def _measure(
         say("the model has no BatchNorm layer, so there is no variance shift to measure")
     layers = checked_call(passes, lambda: _coadaptation(network, found, limit))
     return shift, layers, _input(first[0], network)
+
+
+def _finite(batch: Any) -> bool:
+    """Whether all numbers of a batch are finite."""
+    if isinstance(batch, Mapping):
+        return all(map(_finite, batch.values()))
+    if isinstance(batch, list | tuple):
+        return all(map(_finite, batch))
+    from torch import Tensor
+
+    return not isinstance(batch, Tensor) or bool(batch.isfinite().all())
 
 
 def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> list[dict[str, Any]]:

@@ -154,7 +154,8 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     try:
         return config.replace(**values, recipe=name)
     except (ValueError, TypeError) as error:
-        misuse(str(error), "', '".join(map(_option, values)))
+        named = [name for name in values if re.search(rf"\b{name}\b", str(error))]
+        misuse(str(error), "', '".join(map(_option, named or values)))
 
 
 def _plain(value: Any) -> str:

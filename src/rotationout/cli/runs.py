@@ -180,7 +180,8 @@ def _run(
     configs = [changed(config, values).replace(seed=seed) for seed in seeds for config in picked]
     first, alone, left = _run_all(configs, way, functools.partial(_maker, way, values))
     if left and first:
-        say(f"{len(left)} runs are not finished; run the same command again to continue")
+        runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
+        say(f"{runs} not finished; run the same command again to continue")
     paths = [record_path(way.out, config) for config in configs if config not in left]
     records = [json_format.loads(path.read_text(encoding="utf-8")) for path in paths] if first else None
     # torchrun would take another code than 0 for a crash, and end processes that still write.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,9 @@ class Config:
     def _check_least(self, least: int, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if not value >= least:  # true for NaN, too
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+            if value < least:
                 bound = f"be at least {least}" if least else "not be negative"
                 raise ValueError(f"{name} must {bound}, got {value!r}")
 

@@ -12,6 +12,7 @@ from ..recipes import TABLES, name_of
 __all__ = [
     "CLEAR",
     "Lead",
+    "averaged",
     "by_row",
     "differs",
     "is_clear",
@@ -58,6 +59,17 @@ def ran(records: Sequence[dict[str, Any]]) -> str:
     """
     count = f"{len(records)} run{'s' if len(records) != 1 else ''}"
     return f"{count} in all, on {', '.join(sorted({record['device'] for record in records}))}"
+
+
+def averaged(records: Sequence[dict[str, Any]]) -> str:
+    """What the numbers of a table are over, and how many runs there are.
+
+    >>> runs = [{"row": row, "device": "a GPU"} for row in ("none", "rotation")]
+    >>> averaged(runs), averaged([*runs, runs[0]])
+    ('One run per row; 2 runs in all, on a GPU', 'Mean ± standard deviation over runs; 3 runs in all, on a GPU')
+    """
+    single = len(by_row(records)) == len(records)
+    return f"{'One run per row' if single else 'Mean ± standard deviation over runs'}; {ran(records)}"
 
 
 def spread(values: Sequence[float]) -> str:

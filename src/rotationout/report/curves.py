@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from .cells import by_row
 from .style import HUES, PALETTE, STYLE, finish
 
-__all__ = ["CAPTION", "curves_figure"]
+__all__ = ["CAPTION", "accuracy_caption", "curves_figure", "held_out"]
 
 LINES = ("-", "--", ":", "-.")
 DROPOUTS = ("dropout", "centred-dropout", "spatial", "locked")
@@ -27,7 +27,7 @@ CAPTION = "after each epoch: the line is the mean over seeds, the band their ran
 def curves_figure(
     records: Sequence[dict[str, Any]],
     key: str = "test_curve",
-    label: str = "test accuracy, %",
+    label: str = "",
     factor: float = 100.0,
     looks: Mapping[str, tuple[str, str]] | None = None,
 ) -> Figure:
@@ -38,7 +38,7 @@ def curves_figure(
     Args:
         records: of runs of one recipe.
         key: the name of the curve in the records; lower is better for all but accuracy.
-        label: what it shows.
+        label: what it shows; accuracy if it is empty.
         factor: what the numbers of the records are multiplied by.
         looks: a line style and a colour for each row; chosen by family of noise if None.
     """
@@ -55,13 +55,14 @@ def curves_figure(
             points = factor * np.array([curve[:epochs] for curve in rows[row]])
             places = tested[:epochs]
             means.append(points.mean(0).tolist())
-            axes.plot(places, means[-1], line, color=colour, label=row, linewidth=1.2)
+            single = "o" if epochs == 1 else None  # a line of one point is not to be seen
+            axes.plot(places, means[-1], line, color=colour, label=row, linewidth=1.2, marker=single)
             axes.fill_between(places, points.min(0), points.max(0), color=colour, alpha=0.15, linewidth=0)
             last = points[:, -max(epochs // 4, 1) :]
             top = points if more_is_better else last
             lowest, highest = min(lowest, float(last.min())), max(highest, float(top.max()))
             peak = max(peak, float(points.max()))
-        axes.set(xlabel="epoch", ylabel=label)
+        axes.set(xlabel="epoch", ylabel=label or f"{'held-out' if held_out(records) else 'test'} accuracy, %")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         bottom = max(0.0, 2.5 * lowest - 1.5 * highest - 2)
         limits = (bottom, highest + 1) if more_is_better else (0.0, min(2.5 * highest, 1.05 * peak))
@@ -70,6 +71,20 @@ def curves_figure(
         finish(axes)
         _name_lines(figure, columns=2 if len(rows) < 10 else 3)
     return figure
+
+
+def held_out(records: Sequence[dict[str, Any]]) -> bool:
+    """Whether runs are tested on examples that were held out of the training set, and not on the test set."""
+    return any(record.get("config", {}).get("held_out") for record in records)
+
+
+def accuracy_caption(records: Sequence[dict[str, Any]]) -> str:
+    """What `curves_figure` shows of accuracy.
+
+    >>> accuracy_caption([{"config": {"held_out": 5000}}])
+    'Accuracy on held-out training images after each epoch: the line is the mean over seeds, the band their range.'
+    """
+    return f"{'Accuracy on held-out training images' if held_out(records) else 'Test accuracy'} {CAPTION}"
 
 
 def _looks(records: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str]]:

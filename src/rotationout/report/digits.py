@@ -6,14 +6,11 @@ import math
 import statistics
 from pathlib import Path
 
-from rich.console import Console
-
 from ..experiments.records import LABELS, Study, mean_sd
 from . import figures, style
 from .page import Section, Table
-from .terminal import print_table
 
-__all__ = ["sections", "show", "summary_table", "write"]
+__all__ = ["sections", "summary_table", "write"]
 
 
 def percent(values: list[float]) -> str:
@@ -103,10 +100,3 @@ def write(study: Study, out: Path) -> None:
     """Write the figures, PNG and SVG, under ``out``."""
     style.save(figures.accuracy_figure(study), out / "digits")
     style.save(figures.strength_figure(study), out / "digits_strength")
-
-
-def show(study: Study, console: Console) -> None:
-    """Print the tables."""
-    print_table(summary_table(study), f"Digits, p = {study.p:g}", console)
-    print_table(strength_table(study), "Over p", console)
-    console.print(verdict(study), highlight=False)

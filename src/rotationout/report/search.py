@@ -10,7 +10,7 @@ from ..recipes import name_of
 from ..recipes.search import BEST, SEARCH
 from . import style
 from .cells import by_row, ran, significance, spread
-from .curves import CAPTION, curves_figure
+from .curves import accuracy_caption, curves_figure
 from .page import Section, Table
 from .verdicts import compared
 
@@ -91,8 +91,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of these records."""
-    figure = style.to_svg(curves_figure(records))
-    return Section(title, prose(records), table(records), figure, f"Accuracy {CAPTION}", verdict(records))
+    shown = [record for record in records if "," not in record["row"]] or records  # other forms would be too many lines
+    caption = accuracy_caption(records) + (" Other forms than the default are not shown." if shown != records else "")
+    return Section(title, prose(records), table(records), style.to_svg(curves_figure(shown)), caption, verdict(records))
 
 
 def _points(runs: Sequence[dict[str, Any]]) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..bench.noises import DEFAULT
 from ..experiments.records import readable
 from .page import Table
 
@@ -21,9 +22,10 @@ GPU_COLUMNS = (
 )
 CPU_COLUMNS = (
     ("nn.Dropout", ["nn.Dropout"]),
-    ("un-centred", ["RotationOut, un-centred"]),
+    ("nn.Dropout2d", ["nn.Dropout2d"]),
+    ("un-centred", ["RotationOut, un-centred", f"RotationOut, un-centred{DEFAULT}"]),
     ("un-centred, one P for the batch", ["RotationOut, P per batch"]),
-    ("batch mean", ["RotationOut, batch-centred"]),
+    ("batch mean", ["RotationOut, batch-centred", f"RotationOut, batch-centred{DEFAULT}"]),
     ("authors' formula", ["authors' formula"]),
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
-from .cells import Lead, by_row, marked, mean_lead, ran, significance
+from .cells import Lead, averaged, by_row, marked, mean_lead, significance
 from .page import Table
 
 __all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "table1", "verdict"]
@@ -93,9 +93,10 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     tested = f"{held:,} training images that were held out" if held else "the 10,000 test images"
     decays = " or ".join(f"{decay:g}" for decay in sorted({record["weight_decay"] for record in records}))
     some = f" from {first['subset']:,} training images" if first.get("subset") else ""
+    steps = " or ".join(f"{count:,}" for count in sorted({record["config"]["steps"] for record in records}))
     said = [
-        f"{first['steps']:,} steps on batches of {first['batch']}{some}, weight decay {decays}; accuracy on {tested}. "
-        f"Mean ± standard deviation over runs; {ran(records)}.",
+        f"{steps} steps on batches of {first['batch']}{some}, weight decay {decays}; accuracy on {tested}. "
+        f"{averaged(records)}.",
     ]
     columns = table1(records).header
     more = {

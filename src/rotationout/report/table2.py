@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import style, verdicts
-from .cells import by_row, marked, ran, significance, spread
+from .cells import averaged, by_row, marked, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
@@ -29,6 +29,7 @@ PAPER = {
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
 al. 2018. The paper does not say whether they are of the best or of the last epoch."""
 STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
+TESTED = " p is from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
 """What RotationOut is compared with: the noise that drops the features which RotationOut rotates."""
 
@@ -69,11 +70,11 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
-        f"{first['test_images']:,} images; {skipped} were left out. Mean ± standard deviation over runs; "
-        f"{ran(records)}.",
+        f"{first['test_images']:,} images; {skipped} were left out. {averaged(records)}.",
         f"Side length of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "
-        "others. p is from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
+        "others."
+        + (TESTED if any(name.startswith("p, ") for name in table2(records).header) else "")
         + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
     ]
 

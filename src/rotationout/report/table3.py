@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import verdicts
-from .cells import by_row, marked, ran, significance
+from .cells import averaged, by_row, marked, significance
 from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table3", "verdict"]
@@ -73,7 +73,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
         f"{config['crop']} pixels; average precision in per cent on the {config['test_split']} split, "
         f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. "
-        f"Mean ± standard deviation over runs; {ran(records)}.",
+        f"{averaged(records)}.",
         "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
         "number of runs. p is from Welch’s test on AP, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "coco" else ""),

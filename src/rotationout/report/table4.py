@@ -7,7 +7,7 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from . import verdicts
-from .cells import by_row, marked, ran, significance, spread
+from .cells import averaged, by_row, marked, significance, spread
 from .page import Section, Table
 
 __all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table4", "transcripts", "verdict"]
@@ -93,8 +93,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     said = [
         f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
-        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. Mean ± "
-        f"standard deviation over runs; {ran(records)}.",
+        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. "
+        f"{averaged(records)}.",
     ]
     if first["config"]["held_out"]:
         said.append("p is from Welch’s test on the edit distance, against no noise.")
@@ -109,7 +109,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe."""
-    from .curves import CAPTION, curves_figure
+    from .curves import CAPTION, curves_figure, held_out
     from .style import to_svg
 
     return Section(
@@ -117,7 +117,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         prose(records),
         table4(records),
         to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
-        f"Test character error rate {CAPTION}",
+        f"Character error rate {'of held-out speakers' if held_out(records) else 'of the test set'} {CAPTION}",
         verdicts.finding(records, verdict(records)),
         asides={"A few utterances: what was said, and what each row recognised": transcripts(records)},
     )

@@ -12,7 +12,7 @@ from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES, detection, images, speech
 from . import cifar100, digits, forms, reproduced, small_batch, speed, style, table1, table2, table3, table4, verdicts
-from .curves import CAPTION, curves_figure
+from .curves import accuracy_caption, curves_figure
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
 from .others import other_runs
@@ -105,7 +105,7 @@ def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         table1.prose(records),
         table1.table1(records),
         style.to_svg(curves_figure(table1.drawn(records))),
-        f"Test accuracy {CAPTION}",
+        accuracy_caption(records),
         verdicts.finding(records, table1.verdict(records)),
     )
 
