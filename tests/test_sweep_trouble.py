@@ -58,6 +58,17 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
     assert "Permission denied" in said(capsys)
 
 
+def test_a_sweep_that_cannot_begin_leaves_no_folders(tmp_path: Path) -> None:
+    def fails(config: Config) -> Run:
+        raise FileNotFoundError("no data")
+
+    (tmp_path / "kept").mkdir()
+    places = {"folder": tmp_path / "r", "checkpoints": tmp_path / "kept" / "c"}
+    with pytest.raises(FileNotFoundError, match="no data"):
+        sweep.sweep(rows(), fails, **places)
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
+
+
 def test_what_could_not_be_kept_is_not_said_to_be(
     plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

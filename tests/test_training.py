@@ -273,7 +273,7 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path) 
         ({"precision": "fp8"}, "precision must be one of"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"ramp": -1}, "ramp must not be negative"),
-        ({"learning_rate": math.nan}, "learning_rate must not be negative, got nan"),
+        ({"learning_rate": math.nan}, "learning_rate must be a finite number, got nan"),
         ({"fade_out": -1}, "fade_out must not be negative"),
         ({"fade_out": 8}, "fade_out must be at most steps = 7, got 8"),
         ({"network": "resnet101"}, "did you mean 'resnet110'"),

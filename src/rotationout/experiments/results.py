@@ -13,6 +13,7 @@ import re
 import secrets
 import subprocess
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,21 @@ def record_path(folder: Path, config: Config) -> Path:
     return folder / config.recipe / f"{row}_seed{config.seed}.json"
 
 
-def check_folders(*folders: Path) -> None:
-    """Create missing folders; an error if one cannot be created or is not writable."""
+def check_folders(*folders: Path, keep: bool = True) -> None:
+    """Create missing folders; an error if one cannot be created or is not writable.
+
+    Args:
+        folders: the folders.
+        keep: leave the new ones there; otherwise they are deleted again, until there is something to put into them.
+    """
     for folder in folders:
+        new = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        with suppress(OSError):  # another process may have put something there
+            for place in [] if keep else new:
+                place.rmdir()
 
 
 def check_readable(path: Path) -> None:

@@ -134,7 +134,8 @@ def _advance(
 def _missing(folder: Path, checkpoints: Path, configs: Sequence[Config]) -> list[Config]:
     """The configs that have no record yet; also, check that records and checkpoints can be written."""
     found = results.missing(folder, configs)
-    results.check_folders(*{results.record_path(place, c).parent for place in (folder, checkpoints) for c in found})
+    places = {results.record_path(place, config).parent for place in (folder, checkpoints) for config in found}
+    results.check_folders(*places, keep=False)  # the data may be missing, and then there is nothing to write
     return found
 
 

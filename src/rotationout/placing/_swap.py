@@ -187,9 +187,7 @@ def _dims_2d(owners: list[tuple[nn.Module, str]], seen: Seen | None, around: set
     if known in ({1}, {2}):
         return known.pop() or 0
     if around and (1 in around or 2 not in around):
-        raise _LeftAloneError(
-            "it may be on sequences (N, C, L), which torch takes it for too; example_inputs would tell"
-        )
+        raise _LeftAloneError("it may be on sequences (N, C, L), which torch allows too; example_inputs would tell")
     return 2
 
 
