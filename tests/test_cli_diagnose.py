@@ -89,7 +89,7 @@ more = [torch.randn(64, 6) for _ in range(20)]
 clean = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
 nothing = []
 number = 3
-endless = [(torch.full((16, 6), float("inf")), torch.zeros(16))]
+targets = [(torch.randn(16, 6), torch.full((16,), float("nan"))) for _ in range(2)]
 
 
 def needs(width):
@@ -212,6 +212,10 @@ def test_no_batch_of_a_file_is_a_single_example(here: Path) -> None:
     assert [len(batch) for batch in loading.batches_of("odd.pt", size=64, limit=9)] == [33, 32]
 
 
+def test_targets_may_be_missing(here: Path, capsys: Any) -> None:
+    assert printed(capsys, "my_models:build", "--data", "my_models:targets")["variance_shift"]
+
+
 def test_a_model_that_is_a_layer_has_no_layers(here: Path, capsys: Any) -> None:
     assert printed(capsys, "my_models:single", "--data", "my_models:batches")["coadaptation"] == []
 
@@ -274,8 +278,7 @@ MISTAKES = [
         "words.pt must hold inputs as tensors, examples along the first axis, got str",
     ),
     ("my_models:build --data wide.pt", 1, "the model cannot be run on the first batch: RuntimeError: mat1 and mat2"),
-    ("my_models:build --data nan.npy", 1, "nan.npy has values that are not finite, NaN or infinite"),
-    ("my_models:build --data my_models:endless", 1, "my_models:endless has values that are not finite"),
+    ("my_models:build --data nan.npy", 1, "nan.npy has inputs that are not a number (NaN)"),
     ("my_models:build --weights words.pt", 1, "words.pt must hold a state_dict, tensors by name, got str"),
 ]
 

@@ -5,6 +5,7 @@ import torch
 from tests.core.noise_cases import Case, parameters
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import rotationout as ro
 from rotationout.nn.base import Noise
@@ -63,3 +64,33 @@ def test_inductor_compiles_them_together() -> None:
     compiled(x)
     assert counters["stats"]["unique_graphs"] == 1, "a schedule must not recompile"
     torch.testing.assert_close(compiled.eval()(x), x + sum(branch(x) for branch in model.eval().branches) / 2)
+
+
+class Checkpointed(nn.Module):
+    """A block whose activations are computed again in backward."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), ro.RotationOut(p), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+def test_blocks_of_a_model_that_was_loaded_are_compiled_without_breaks() -> None:
+    """Built on meta and given its weights, as transformers does; the strengths differ, and no block is moved."""
+
+    def make() -> nn.Sequential:
+        return nn.Sequential(*[Checkpointed(p) for p in (0.1, 0.2, 0.3)])
+
+    with torch.device("meta"):
+        model = make()
+    model.load_state_dict(make().state_dict(), assign=True)
+    for block in model:
+        block.compile(backend="aot_eager", fullgraph=True)
+    x = torch.randn(8, 6, requires_grad=True)
+    outputs = [model(x) for _ in range(2)]
+    assert not torch.equal(*outputs)
+    outputs[0].sum().backward()
+    assert x.grad is not None
+    assert counters["stats"]["unique_graphs"] <= 2

@@ -175,6 +175,7 @@ def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> 
     assert lead == rivals_lead([*runs, *more])[0] == rivals_lead([*runs, *more], (0.9, 0.8))[0]
     assert rivals_lead([*runs, *more], (0.9, 0.7))[1] == []
     assert rivals_lead([*runs[2::2], *more[::2]])[1] == [1, 1], "single runs alone have a lead all the same"
+    assert rivals_lead([*runs, *more[::2]])[1] == [2, 1], "and beside one other"
     assert [row[3] for row in table.rows] == ["71.93 ± 0.16", "73.13 ± 0.30", "74.23 ± 0.25", "74.14 ± 0.11", "–"]
 
 

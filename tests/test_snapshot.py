@@ -1,8 +1,10 @@
 """Checkpoints are written in the background, from copies that later steps do not change."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,48 @@ def test_a_sweep_does_not_wait_for_the_disk(disk: Disk, tmp_path: Path, monkeypa
     assert sweep.sweep([rows()[0]], watched, folder=tmp_path / "r", checkpoints=tmp_path / "c") == []
     assert any(seen), "a step while the disk was busy"
     assert not list((tmp_path / "c").rglob("*.pt"))
+
+
+def test_an_interrupt_while_waiting_does_not_let_an_older_checkpoint_win(
+    disk: Disk, writer: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = job.Job(rows()[0], make, tmp_path, writer=writer)
+    done.advance()
+    done.save(wait=False)
+    done.advance()
+    with monkeypatch.context() as patched:
+        patched.setattr(Future, "result", lambda self, timeout=None: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            done.save(wait=False)
+    threading.Timer(0.2, disk.ready.set).start()
+    assert done.save() == "", "after the one before"
+    writer.submit(int).result()
+    assert results.load_checkpoint(done.checkpoint, done.config)[0]["step"] == 2
+
+
+def test_what_is_being_written_does_not_keep_a_run_in_memory(
+    disk: Disk, writer: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    done = job.Job(rows()[0], make, tmp_path, writer=writer)
+    done.advance()
+    done.save(wait=False)
+    run = weakref.ref(done.run)
+    del done
+    gc.collect()
+    assert run() is None
+    disk.ready.set()
+
+
+def test_a_failed_checkpoint_is_told_even_if_the_next_step_breaks_off(
+    disk: Disk, writer: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    done = job.Job(rows()[0], make, tmp_path, writer=writer)
+    done.advance()
+    disk.error = "No space left on device"
+    disk.ready.set()
+    done.save(wait=False)
+    done.step_complete = False
+    assert done.save().splitlines() == [
+        "plane, none, seed 0: no checkpoint at step 1: No space left on device",
+        "plane, none, seed 0: step 1 broke off; the last checkpoint is kept",
+    ]

@@ -179,3 +179,20 @@ def test_what_copies_buffers_leaves_the_strength_alone() -> None:
     noise = averaged.module[1]
     assert (noise.p, noise._scale.item()) == (0.0, 0.0), "as it was when it was copied"
     assert model[1].p == 0.3
+
+
+def test_a_call_that_must_leave_nothing_behind_leaves_nothing_behind() -> None:
+    """On a device without values, and of a skeleton that is given the weights of others, as torch documents it."""
+    model, x = nn.Sequential(nn.Linear(6, 6), ro.RotationOut(0.3)), torch.randn(8, 6)
+    scale = model[1]._scale
+    model[1](x.to("meta"))
+    torch.func.grad(lambda x: model[1](x).sum())(x.to("meta"))
+    assert model[1]._scale is scale
+    weights, skeleton = dict(model.named_parameters()), copy.deepcopy(model).to("meta")
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(skeleton, weights, (x,)).square().sum()
+
+    gradients = torch.vmap(torch.func.grad(loss), (None, 0), randomness="different")(weights, x)
+    assert gradients["0.weight"].shape == (8, 6, 6)
+    assert torch.equal(copy.deepcopy(skeleton)[1]._scale, scale)

@@ -224,10 +224,9 @@ def test_noise_follows_mode_device_and_precision_of_its_place() -> None:
     report = ro.insert(model, ro.RotationOut(0.5), before=nn.Linear) + ro.insert(model, nn.Dropout2d(), after="stem")
     assert [noise.training for noise in report.noises] == [True, True, False]
     model.to("meta", torch.bfloat16)
-    assert report.noises[0]._scale.device.type == "meta"
     assert report.noises[0]._scale.dtype == torch.float32
-    lazy = Network().to("meta")
-    assert ro.insert(lazy, ro.RotationOut(0.5), before=nn.Linear).noises[0]._scale.device.type == "meta"
+    lazy, running = Network().to("meta"), ro.RotationOut(0.5, center="running", num_features=8)
+    assert {noise.running_mean.device.type for noise in ro.insert(lazy, running, before="head.0").noises} == {"meta"}
 
 
 def test_presets_leave_shortcuts_alone() -> None:

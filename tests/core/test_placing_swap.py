@@ -144,9 +144,9 @@ def test_drop_block_without_a_rotation_of_equal_strength(options: dict[str, obje
 
 def test_volumes_and_the_device_of_the_model() -> None:
     volumes = drop_block("torchvision", 3, p=0.1, block_size=3)
-    noises, _ = swapped(nn.Sequential(nn.Conv3d(3, 3, 1, device="meta"), volumes))
+    noises, _ = swapped(nn.Sequential(nn.Conv3d(3, 3, 1, device="meta"), volumes), center="running", num_features=3)
     assert type(noises["1"]) is ro.RotationOut3d
-    assert noises["1"]._scale.is_meta
+    assert noises["1"].running_mean.is_meta
 
 
 def test_a_model_on_several_devices() -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,3 +77,14 @@ def test_a_layer_traced_in_eval_mode_is_the_identity(layer: nn.Module, make: Mak
     assert torch.equal(traced(x), x)
     layer.train()
     assert torch.equal(traced(x), x), "a trace has one mode"
+
+
+def test_a_trace_has_the_p_that_it_was_made_with(tmp_path: Path) -> None:
+    """Also after it was saved, whatever has become of the layer."""
+    layer, x = ro.RotationOut(0.3), torch.randn(500, 16)
+    traced = torch.jit.trace(layer, x, check_trace=False)
+    layer.p = 0.9
+    torch.jit.save(traced, str(tmp_path / "traced.pt"))
+    for module in (traced, torch.jit.load(str(tmp_path / "traced.pt"))):
+        for _ in range(3):
+            assert ((module(x) - x).square().sum() / x.square().sum()).item() == pytest.approx(0.3 / 0.7, rel=0.3)

@@ -115,10 +115,8 @@ def _measure(
     first = checked_call(f"{source} gives no batches", lambda: list(islice(found, 1)))
     if not first:
         raise ValueError(f"{source} is empty: there is nothing to measure")
-    if not all(map(_finite, found if isinstance(found, list) else first)):
-        raise ValueError(
-            f"{source} has values that are not finite, NaN or infinite: what is measured would not be either"
-        )
+    if any(map(_has_nan, found if isinstance(found, list) else first)):
+        raise ValueError(f"{source} has inputs that are not a number (NaN): nothing can be measured with them")
     with _passes.untouched(network):
         checked_call("the model cannot be run on the first batch", lambda: _passes.run(network.train(), first))
     shift, passes = None, "the model cannot be run on all batches, in training and in testing mode"
@@ -130,15 +128,15 @@ def _measure(
     return shift, layers, _input(first[0], network)
 
 
-def _finite(batch: Any) -> bool:
-    """Whether all numbers of a batch are finite."""
-    if isinstance(batch, Mapping):
-        return all(map(_finite, batch.values()))
-    if isinstance(batch, list | tuple):
-        return all(map(_finite, batch))
+def _has_nan(batch: Any) -> bool:
+    """Whether an input of the model has a NaN; −∞ is none, which masks have."""
     from torch import Tensor
 
-    return not isinstance(batch, Tensor) or bool(batch.isfinite().all())
+    if isinstance(batch, Mapping):
+        return any(map(_has_nan, batch.values()))
+    if isinstance(batch, list | tuple):
+        return bool(batch) and _has_nan(batch[0])
+    return isinstance(batch, Tensor) and bool(batch.isnan().any())
 
 
 def _coadaptation(network: nn.Module, batches: Iterable[Any], limit: int) -> list[dict[str, Any]]:

@@ -155,32 +155,28 @@ class Job:
         """
         failed = self._written()  # one at a time: memory holds one copy of the state
         if not self.step_complete:
-            return f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
+            broken = f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
+            return f"{failed}\n{broken}" if failed else broken
         if self.run.step == self.first_step:  # nothing is new, and a run without a step may have no state yet
             return ""
         self.history |= {"seconds": self.seconds, "device_seconds": self.device_seconds}
         state = self.run.state()
         if processes.rank():
             return ""
+        told = f"{self.config.recipe}, {self.label}: no checkpoint at step {self.run.step}: "
         if wait or self.writer is None:
-            return self._write(state, self.run.step)
-        self._writing = self.writer.submit(self._write, snapshot(state), self.run.step)
+            return _write(self.checkpoint, self.config, state, self.history, told)
+        # Not a method: a run that is given up must not stay in memory until it is written.
+        self._writing = self.writer.submit(
+            _write, self.checkpoint, self.config, snapshot(state), dict(self.history), told
+        )
         return failed
-
-    def _write(self, state: dict[str, Any], step: int) -> str:
-        """Write a checkpoint of this state and step; the reason, if that fails."""
-        try:
-            results.save_checkpoint(self.checkpoint, self.config, state, self.history)
-        except (OSError, RuntimeError) as error:
-            # If there is no room, torch only says how many bytes of how many it has written.
-            full = "is the disk full? " if isinstance(error, RuntimeError) else ""
-            return f"{self.config.recipe}, {self.label}: no checkpoint at step {step}: {full}{error}"
-        return ""
 
     def _written(self) -> str:
         """Wait for the checkpoint that is being written in the background, if there is one; the reason if it failed."""
-        writing, self._writing = self._writing, None
-        return "" if writing is None else writing.result()
+        reason = "" if self._writing is None else self._writing.result()
+        self._writing = None  # not before: if an interrupt ends the waiting, it is still being written
+        return reason
 
     def finish(self, folder: Path) -> None:
         """Write the record, and delete the checkpoint. If the record cannot be written, the checkpoint is kept."""
@@ -221,3 +217,13 @@ class Job:
         if self.scalars is not None:
             with suppress(OSError):
                 self.scalars.close()
+
+
+def _write(path: Path, config: Config, state: dict[str, Any], history: dict[str, Any], told: str) -> str:
+    """Write a checkpoint; if that fails, the reason, after what is ``told``."""
+    try:
+        results.save_checkpoint(path, config, state, history)
+    except (OSError, RuntimeError) as error:
+        # If there is no room, torch only says how many bytes of how many it has written.
+        return f"{told}{'is the disk full? ' if isinstance(error, RuntimeError) else ''}{error}"
+    return ""

@@ -13,7 +13,6 @@ import re
 import secrets
 import subprocess
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,21 +51,21 @@ def record_path(folder: Path, config: Config) -> Path:
     return folder / config.recipe / f"{row}_seed{config.seed}.json"
 
 
-def check_folders(*folders: Path, keep: bool = True) -> None:
+def check_folders(*folders: Path, create: bool = True) -> None:
     """Create missing folders; an error if one cannot be created or is not writable.
 
     Args:
         folders: the folders.
-        keep: leave the new ones there; otherwise they are deleted again, until there is something to put into them.
+        create: otherwise none is created, and of a missing one the folder that it would be in is checked.
     """
     for folder in folders:
-        new = [place for place in (folder, *folder.parents) if not place.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        with suppress(OSError):  # another process may have put something there
-            for place in [] if keep else new:
-                place.rmdir()
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 
 
 def check_readable(path: Path) -> None:

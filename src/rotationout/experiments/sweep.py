@@ -135,7 +135,7 @@ def _missing(folder: Path, checkpoints: Path, configs: Sequence[Config]) -> list
     """The configs that have no record yet; also, check that records and checkpoints can be written."""
     found = results.missing(folder, configs)
     places = {results.record_path(place, config).parent for place in (folder, checkpoints) for config in found}
-    results.check_folders(*places, keep=False)  # the data may be missing, and then there is nothing to write
+    results.check_folders(*places, create=False)  # the data may be missing, and then there is nothing to write
     return found
 
 

@@ -24,7 +24,7 @@ from torch.autograd import Function
 from . import opaque, reference, small
 from .dispatch import implementation, is_recorded
 
-__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "is_transformed", "mean_parts", "rotate", "rotate_centred"]
 
 
 def rotate(
@@ -41,7 +41,7 @@ def rotate(
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
     if _in_plain_torch(tan, backend, x, mean):
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
-    transformed = _is_transformed()
+    transformed = is_transformed()
     if not transformed:
         kernels = implementation(x, backend)
         if kernels is small or not _is_tracked(x, mean):
@@ -67,7 +67,7 @@ def rotate_centred(
     """
     if _in_plain_torch(tan, backend, x):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
-    transformed = _is_transformed()
+    transformed = is_transformed()
     if not transformed:
         kernels = implementation(x, backend)
         if kernels is small or not _is_tracked(x):
@@ -95,7 +95,7 @@ def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> Non
 
 def _untracked(x: Tensor) -> ModuleType:
     """The implementation for results that need no gradient."""
-    return reference if _is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
+    return reference if is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
 
 
 def _in_plain_torch(tan: Tensor, backend: str | None, *features: Tensor | None) -> bool:
@@ -103,7 +103,7 @@ def _in_plain_torch(tan: Tensor, backend: str | None, *features: Tensor | None) 
     return tan.requires_grad or backend == "reference" or is_recorded() or any(map(_is_batched, features))
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch.compile traces this, or vmap, another of torch.func's transforms or forward-mode AD is at work."""
     return (
         torch.compiler.is_compiling()

@@ -11,7 +11,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
 from ..functional.inputs import check_features, feature_mean, kind_of, mask_weight, processes
-from ..kernels.autograd import follow_mean, mean_parts
+from ..kernels.autograd import follow_mean, is_transformed, mean_parts
+from ..kernels.dispatch import is_recorded
 
 __all__ = ["CentredNoise", "Noise"]
 
@@ -55,7 +56,8 @@ class Noise(_DropoutNd):
         """The drop probability of the equally strong Dropout.
 
         Setting it changes a tensor on the device, not the graph: a compiled or captured model follows a schedule
-        without recompiling, except once when p becomes zero or stops being zero.
+        without recompiling, except once when p becomes zero or stops being zero. As with Dropout, p is no part of a
+        module's state: `torch.func.functional_call` uses the p of the module that it is given.
         """
         return self._p
 
@@ -66,16 +68,33 @@ class Noise(_DropoutNd):
         self._p, self._active = rate, rate > 0.0
         self._scale.fill_(scale)
 
-    def _put_scale(self, device: torch.device) -> None:
-        """Make ``_scale`` anew, on this device."""
+    def _new_scale(self, device: torch.device) -> Tensor:
+        """A scalar with the noise's own parameter."""
         with torch.inference_mode(False):  # it is changed in place, also if the layer was made in inference mode
-            self._scale = torch.full((), self._parameter(self._p), dtype=torch.float32, device=device)
+            return torch.full((), self._parameter(self._p), dtype=torch.float32, device=device)
+
+    def _put_scale(self, device: torch.device) -> None:
+        """Make ``_scale`` anew, on this device; on the CPU instead of meta, so that it always has a value."""
+        self._scale = self._new_scale(torch.device("cpu") if device.type == "meta" else device)
 
     def _scale_for(self, x: object) -> Tensor:
-        """``_scale`` on the device of a tensor ``x``: parts of a model may have been loaded to several devices."""
-        if isinstance(x, Tensor) and x.device != self._scale.device:
-            self._put_scale(x.device)
-        return self._scale
+        """``_scale`` on the device of a tensor ``x``: parts of a model may have been loaded to several devices.
+
+        It then stays there, unless the call is one that must leave nothing behind: compiled, transformed, or of tensors
+        without values. A trace has the p that it was made with.
+        """
+        if not isinstance(x, Tensor):
+            return self._scale
+        if is_recorded():
+            return self._new_scale(x.device)
+        if x.device == self._scale.device:
+            return self._scale
+        if x.is_meta or is_transformed():
+            return self._scale.to(x.device)
+        moved = self._new_scale(x.device)
+        if type(moved) is Tensor:  # not one without values, of torch's FakeTensorMode
+            self._scale = moved
+        return moved
 
     def _parameter(self, rate: float) -> float:
         """The noise's own parameter at p = ``rate``."""
@@ -84,9 +103,7 @@ class Noise(_DropoutNd):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # The strength stays fp32 whatever the model is cast to. What is on the meta device has nothing to be moved.
-        here = torch.empty((), device="cpu") if self._scale.is_meta else self._scale
-        self._put_scale(fn(here).device)
+        self._put_scale(fn(self._scale).device)  # and it stays fp32, whatever the model is cast to
         return self
 
     def extra_repr(self) -> str:

@@ -132,13 +132,14 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 def rivals_lead(records: Sequence[dict[str, Any]], keep: Sequence[float] = KEEP) -> tuple[Lead, list[int]]:
     """`mean_lead` of RotationOut over Dropout at these keep rates, and the runs at each; none unless there are two.
 
-    Keep rates with a single run are left out if others have more: they would leave the lead without a p-value.
+    Keep rates with a single run are left out if two others have more: they would leave the lead without a p-value.
     """
     rows = by_row(records) if records else {}
     asked = {f"rotation default sigma {SIGMA[rate]}" for rate in keep}
     rivals = {ours: theirs for ours, theirs in RIVALS.items() if ours in asked & rows.keys() and theirs in rows}
     pairs = [(rows[ours], rows[theirs]) for ours, theirs in rivals.items()]
-    pairs = [pair for pair in pairs if min(map(len, pair)) > 1] or pairs
+    several = [pair for pair in pairs if min(map(len, pair)) > 1]
+    pairs = several if len(several) > 1 else pairs
     if len(pairs) < 2:
         return Lead(math.nan), []
     scores = [([run[POINTS] for run in ours], [run[POINTS] for run in theirs]) for ours, theirs in pairs]
