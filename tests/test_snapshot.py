@@ -59,6 +59,17 @@ def test_gathered_tensors_are_copies_with_the_same_strides(limit: int, monkeypat
         assert len(memory) == 4, "one piece for each type"
 
 
+def test_a_full_device_is_copied_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "cat", full)
+    tensors = odd_tensors()
+    for tensor, copied in zip(tensors, snapshot._gathered(tensors), strict=True):
+        assert torch.equal(copied, tensor)
+        assert copied.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
+
+
 def test_a_snapshot_does_not_follow_the_network() -> None:
     network = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3))
     state = {"network": network.state_dict(), "losses": [1.0], "both": (torch.ones(2), 3), "nothing": None}

@@ -13,7 +13,7 @@ from torch import Tensor
 __all__ = ["snapshot"]
 
 PIECE_BYTES = 2**25
-"""Tensors are gathered up to this size before they leave the device, so it needs this much free memory."""
+"""Tensors are gathered up to this size before they leave the device, which needs as much free memory for it."""
 
 
 def snapshot(state: Any) -> Any:
@@ -82,10 +82,13 @@ def _pieces(places: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _in_one_piece(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies on the CPU of tensors of one type, which are parts of one tensor."""
+    """Copies on the CPU of tensors of one type, parts of one tensor; each by itself if the device is full."""
     dense = [tensor if _is_dense(tensor) else tensor.contiguous() for tensor in tensors]
     flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in dense]
-    together = flat[0].to("cpu", copy=True) if len(flat) == 1 else torch.cat(flat).cpu()
+    try:
+        together = flat[0].to("cpu", copy=True) if len(flat) == 1 else torch.cat(flat).cpu()
+    except torch.cuda.OutOfMemoryError:
+        return [tensor.to("cpu", copy=True) for tensor in tensors]
     starts = [0, *itertools.accumulate(tensor.numel() for tensor in flat)][:-1]
     return [together.as_strided(one.shape, one.stride(), start) for one, start in zip(dense, starts, strict=True)]
 
