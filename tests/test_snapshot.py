@@ -129,20 +129,28 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(disk: Disk, writer: Threa
     assert torch.equal(state["network"]["0.weight"], then)
 
 
-def test_what_was_in_the_way_of_a_checkpoint_is_told_later(
-    disk: Disk, writer: ThreadPoolExecutor, tmp_path: Path
-) -> None:
-    done = job.Job(rows()[0], make, tmp_path, writer=writer)
+TOLD = "plane, none, seed 0: no checkpoint at step 1: No space left on device"
+
+
+def not_kept(disk: Disk, writer: ThreadPoolExecutor, folder: Path) -> job.Job:
+    """A run after a step, for whose checkpoint there is no room."""
+    done = job.Job(rows()[0], make, folder, writer=writer)
     done.advance()
     disk.error = "No space left on device"
     disk.ready.set()
     assert done.save(wait=False) == ""
+    return done
+
+
+def test_what_was_in_the_way_of_a_checkpoint_is_told_later(
+    disk: Disk, writer: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    done = not_kept(disk, writer, tmp_path)
     writer.submit(int).result()  # it has been written by now
-    told = "plane, none, seed 0: no checkpoint at step 1: No space left on device"
-    assert done.advance() == told
+    assert done.advance() == TOLD
     assert done.advance() == "", "once"
     assert done.save(wait=False) == ""
-    assert done.save(wait=False) == told.replace("step 1", "step 3"), "by the next one, if no step is in between"
+    assert done.save(wait=False) == TOLD.replace("step 1", "step 3"), "by the next one, if no step is in between"
     disk.error = ""
     assert done.save() == "", "now there is one"
     assert done.checkpoint.exists()
@@ -215,13 +223,9 @@ def test_what_is_being_written_does_not_keep_a_run_in_memory(
 def test_a_failed_checkpoint_is_told_even_if_the_next_step_breaks_off(
     disk: Disk, writer: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    done = job.Job(rows()[0], make, tmp_path, writer=writer)
-    done.advance()
-    disk.error = "No space left on device"
-    disk.ready.set()
-    done.save(wait=False)
+    done = not_kept(disk, writer, tmp_path)
     done.step_complete = False
     assert done.save().splitlines() == [
-        "plane, none, seed 0: no checkpoint at step 1: No space left on device",
+        TOLD,
         "plane, none, seed 0: step 1 broke off; the last checkpoint is kept",
     ]

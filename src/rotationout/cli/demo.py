@@ -64,6 +64,7 @@ def demo(
     pictures.write(study, out)
     if not json:
         show(pictures.summary_table(study), f"Digits, p = {study.p:g}")
+        print()
         show(pictures.strength_table(study), "Over p")
         show_text(pictures.verdict(study))
     benchmarks = BENCHMARKS if BENCHMARKS.is_dir() else None
