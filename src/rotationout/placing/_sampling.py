@@ -176,7 +176,7 @@ def _check_output(output: Any, rows: int) -> Tensor:
 def _own_draws(module: nn.Module) -> bool:
     """Whether a module draws noise for every example separately; True if it is no noise.
 
-    Of what was inserted that is not known, unless it is one of the noises below.
+    An inserted module that is no noise of the registry may share its draw: False.
     """
     if isinstance(module, Slot):
         return is_noise(module.noise)

@@ -1,4 +1,4 @@
-"""The report of the digits study: its tables on the terminal, its figures and its part of the page."""
+"""The report of the digits study: its tables, its figures and its part of the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..experiments.records import LABELS, Study, mean_sd
 from . import figures, style
 from .page import Section, Table
 
-__all__ = ["sections", "summary_table", "write"]
+__all__ = ["sections", "strength_table", "summary_table", "verdict", "write"]
 
 
 def percent(values: list[float]) -> str:
