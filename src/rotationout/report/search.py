@@ -9,7 +9,7 @@ from ..experiments.records import mean_sd
 from ..recipes import name_of
 from ..recipes.search import BEST, SEARCH
 from . import style
-from .cells import by_row, ran, significance, spread
+from .cells import averaged, by_row, significance, spread
 from .curves import accuracy_caption, curves_figure
 from .page import Section, Table
 from .verdicts import compared
@@ -80,13 +80,10 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     first = records[0]
     tested = f"{first['config']['held_out']:,} training images held out" if first["config"]["held_out"] else "test set"
     decay = f"{first['weight_decay']:g}"
-    said = f"{first['steps']:,} steps, weight decay {decay}; accuracy on the {tested}; {ran(records)}."
+    said = f"{first['steps']:,} steps, weight decay {decay}; accuracy on the {tested}. {averaged(records)}."
     if len(records) == len(by_row(records)):
-        return [f"{said} One run per row."]
-    return [
-        f"{said} Mean ± standard deviation over runs. p is from Welch’s test on the last ten epochs, against no noise "
-        "and against the best Dropout."
-    ]
+        return [said]
+    return [f"{said} p is from Welch’s test on the last ten epochs, against no noise and against the best Dropout."]
 
 
 def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
