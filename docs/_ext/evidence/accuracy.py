@@ -256,7 +256,7 @@ def _blocks() -> dict[str, str]:
         scores = {row: [run[score] for run in runs] for row, runs in by_row(read_records(RESULTS, recipe)).items()}
         lead = mean_lead([(scores["rotation block"], scores["rotation"])])
         found |= {f"blocks_{recipe}": f"{lead.mean:.1f}", f"blocks_{recipe}_p": shown_p(lead.p)}
-        for key, row in {"block": "rotation block", "rotation": "rotation", "dropout": "dropout keep 0.7"}.items():
+        for key, row in {"rotation": "rotation", "dropout": "dropout keep 0.7"}.items():
             if row in scores:
                 found[f"{recipe}_{key}"] = f"{abs(mean_lead([(scores[row], scores['none'])]).mean):.1f}"
     return found
