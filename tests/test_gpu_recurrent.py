@@ -47,7 +47,7 @@ def addresses(module: nn.Module) -> list[int]:
 
 
 def cudnn_calls(call: Callable[[], Any]) -> int:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         call()
     return sum(event.name == "aten::_cudnn_rnn" for event in profile.events())
 
@@ -87,7 +87,11 @@ def test_two_calls_before_backward_and_a_deep_copy(make: Callable[[], nn.RNNBase
     assert all(parameter.grad.abs().sum() > 0 for parameter in [*wrapped.parameters(), *twin.parameters()])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+# In bf16 torch does not lay out weights for cuDNN: plain nn.LSTM warns too.
+APART = pytest.mark.filterwarnings("ignore:RNN module weights are not part")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=APART), torch.float64])
 def test_dtypes_and_autocast(dtype: torch.dtype) -> None:
     stack = NoisyLSTM(4, 6, 2, bidirectional=True, layer_noise=RotationOutSequence(0.3), weight_drop=0.3).cuda()
     x = torch.randn(7, 3, 4, device="cuda")
