@@ -1,4 +1,4 @@
-"""Rotations in the place of nn.Dropout2d, which is on maps (N, C, H, W) or on sequences (N, C, L)."""
+"""Rotations in the place of nn.Dropout1d, 2d and 3d, whose tensors may have other axes than their names say."""
 
 import pytest
 import torch
@@ -77,3 +77,24 @@ def test_a_dropout2d_on_sequences_tells_a_dropout_beside_it() -> None:
 
     noises, _ = swapped(Beside(), example_inputs=torch.randn(2, 4, 5))
     assert {type(noise) for noise in noises.values()} == {ro.RotationOut1d}
+
+
+@SEQUENCES
+@pytest.mark.filterwarnings("ignore:dropout1d. Received a", "ignore:dropout3d. Received a")
+@pytest.mark.parametrize("kind", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+@pytest.mark.parametrize("shown", [False, True])
+def test_dropout_of_maps_on_vectors_stays(kind: type[nn.Module], shown: bool) -> None:
+    """A rotation would take the examples for features, and mix them."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), kind(0.3), nn.Linear(8, 2)), torch.randn(6, 4)
+    noises, left = swapped(model, example_inputs=x if shown else None)
+    assert noises == {}
+    assert ("it is used for tensors with 2 axes" if shown else "it is for maps, but next to a layer") in left["2"]
+
+
+@pytest.mark.filterwarnings("ignore:dropout1d. Received a", "ignore:dropout3d. Received a")
+@pytest.mark.parametrize(("dims", "kind"), [(1, ro.RotationOut1d), (3, ro.RotationOut3d)])
+def test_dropout1d_and_3d_need_maps_of_their_own_dimension(dims: int, kind: type[nn.Module]) -> None:
+    for shape, expected in (((2, 4, *[3] * dims), [kind]), ((2, 4, *[3] * (dims - 1)), [])):
+        model = nn.Sequential(nn.Identity(), getattr(nn, f"Dropout{dims}d")(0.3))
+        noises, _ = swapped(model, example_inputs=torch.randn(shape))
+        assert [type(noise) for noise in noises.values()] == expected

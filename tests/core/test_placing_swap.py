@@ -1,6 +1,8 @@
 """Rotations in the place of Dropout: what is replaced, by what, and what is left alone."""
 
 import copy
+import re
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +14,14 @@ from rotationout.strength import to_lam
 
 
 def swapped(model: nn.Module, **choices: object) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    report = ro.swap(model, **choices)
+    """The noises that were placed, and why others were left alone; a warning names those that an input would tell."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "swap left Dropout as it was")
+        report = ro.swap(model, **choices)
+    unsure = [left.name for left in report.left if re.search("(axis its features are|allows too); ex", left.why)]
+    assert [str(warning.message).partition(". ")[0].partition(": ")[2] for warning in caught] == (
+        [", ".join(unsure)] if unsure else []
+    )
     return {change.name: change.noise for change in report.changed}, {left.name: left.why for left in report.left}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
 from ..registry import is_noise
 from ._layout import dims_of_module
@@ -20,6 +21,18 @@ from ._layout import dims_of_module
 __all__ = ["Seen", "call", "called", "dims_between", "read_only", "watch"]
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+_SPATIAL = re.compile(r"(?:conv|conv_transpose|(?:adaptive_)?(?:max|avg|lp)_pool)([123])d")
+"""Functions with the features before as many axes as their names say."""
+_LAST = frozenset({"linear", "embedding"})
+"""Functions with the features on the last axis."""
+_KEEPING = re.compile(
+    "add|sub|mul|div|pow|neg|abs|square|sqrt|exp|clamp|relu6?|leaky_relu|prelu|rrelu|elu|selu|celu|gelu|silu|mish|tanh|"
+    "sigmoid|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|tanhshrink|softplus|softsign|logsigmoid|threshold|"
+    "(batch|group|instance)_norm|cat|pad|interpolate|dropout[123]?d?|contiguous|clone|to|type|type_as|float|half|"
+    "bfloat16|double"
+)
+"""Functions, also as methods and operators, whose result has the axes of the tensors that they take."""
 
 
 @dataclass
@@ -42,8 +55,9 @@ class Seen:
 def watch(model: nn.Module, example_inputs: Any, dropouts: Iterable[nn.Module]) -> dict[nn.Module, Seen]:
     """Run a model once, in eval mode and without gradients, and record what its Dropouts are given."""
     run = _Run({dropout: Seen() for dropout in dropouts})
-    telling = [m for m in model.modules() if _keeps_axes(m) or dims_of_module(m) is not None]
-    _run(model, example_inputs, telling, run.record)
+    telling = [m for m in model.modules() if m in run.seen or dims_of_module(m) is not None]
+    with _Functions(run.record_function):
+        _run(model, example_inputs, telling, run.record)
     return run.conclude()
 
 
@@ -105,8 +119,21 @@ def call(model: nn.Module, example_inputs: Any) -> Any:
     return model(*example_inputs) if several else model(example_inputs)
 
 
+class _Functions(TorchFunctionMode):
+    """Hands every function of torch that is called, its arguments and its result to ``record``."""
+
+    def __init__(self, record: Callable[[str, Sequence[Any], Any], None]) -> None:
+        super().__init__()
+        self.record = record
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.record(getattr(func, "__name__", ""), args, result)
+        return result
+
+
 class _Run:
-    """Records the inputs and outputs of modules in a run, and concludes where these tensors have their features."""
+    """Records what modules and functions take and return in a run, and concludes where tensors have their features."""
 
     def __init__(self, seen: dict[nn.Module, Seen]) -> None:
         self.seen = seen
@@ -116,21 +143,40 @@ class _Run:
         self.given: list[tuple[nn.Module, Tensor]] = []
 
     def record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Note where a module has its features, or what a Dropout is given."""
         value = args[0] if args else next(iter(kwargs.values()), None)
         result = output[0] if isinstance(output, tuple) and output else output
-        tensors = [t for t in (value, result) if isinstance(t, Tensor) and t.is_floating_point()]
-        self.kept += tensors
+        tensors = _floating(value, result)
         dims = dims_of_module(module)
         if module in self.seen:
             self.given += [(module, tensors[0])] if tensors else []
         if dims is not None:
             for tensor in tensors:
                 sequences = isinstance(module, nn.Dropout2d) and tensor.ndim == 3  # torch takes them for (N, C, L)
-                self.known.setdefault(_key(tensor), set()).add(1 if sequences else dims)
-        elif module not in self.seen and len(tensors) == 2:
-            before, after = map(_key, tensors)
-            self.alike.setdefault(before, set()).add(after)
-            self.alike.setdefault(after, set()).add(before)
+                self._know(tensor, 1 if sequences else dims)
+
+    def record_function(self, name: str, args: Sequence[Any], output: Any) -> None:
+        """Note where a function has its features, or that it keeps the axes of its arguments."""
+        name = name.removeprefix("__r").rstrip("_")  # of operators, and of functions that change their input
+        spatial = _SPATIAL.match(name)
+        if spatial or name in _LAST:
+            for tensor in _floating(*args[:1], output):
+                self._know(tensor, int(spatial[1]) if spatial else 0)
+        elif _KEEPING.fullmatch(name) and isinstance(output, Tensor):
+            several = args and isinstance(args[0], tuple | list)  # those of cat
+            for tensor in _floating(*(args[0] if several else args)):
+                if tensor.ndim == output.ndim:
+                    self._connect(tensor, output)
+
+    def _know(self, tensor: Tensor, dims: int) -> None:
+        self.kept.append(tensor)
+        self.known.setdefault(_key(tensor), set()).add(dims)
+
+    def _connect(self, before: Tensor, after: Tensor) -> None:
+        self.kept += [before, after]
+        one, other = _key(before), _key(after)
+        self.alike.setdefault(one, set()).add(other)
+        self.alike.setdefault(other, set()).add(one)
 
     def conclude(self) -> dict[nn.Module, Seen]:
         for dropout, tensor in self.given:
@@ -142,7 +188,7 @@ class _Run:
         return self.seen
 
     def _dims(self, key: _Key) -> set[int]:
-        """The answers for a tensor, and for those that are connected with it by activations and noises only."""
+        """The answers for a tensor, and for those that are connected with it by functions that keep their axes."""
         reached, todo = {key}, [key]
         while todo:
             new = self.alike.get(todo.pop(), set()) - reached
@@ -169,6 +215,10 @@ def _keeps_axes(module: nn.Module) -> bool:
     activation = type(module).__module__ == "torch.nn.modules.activation"
     mixes = isinstance(module, nn.MultiheadAttention | nn.GLU | nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Softmin)
     return (activation and not mixes) or isinstance(module, nn.Identity) or is_noise(module)
+
+
+def _floating(*values: Any) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def _key(tensor: Tensor) -> _Key:

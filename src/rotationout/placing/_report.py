@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 
-__all__ = ["Change", "Left", "Report", "named"]
+__all__ = ["Change", "Left", "Report", "fold", "named"]
+
+_IN_PLACE = "swap, insert and remove change the model in place and return a report: keep using the model itself"
+FOLDED = 4
+"""So many names, or more, that differ in the numbers of layers only are shown as one."""
 
 
 def named(name: str) -> str:
@@ -17,6 +23,22 @@ def named(name: str) -> str:
     ("'layer1.0'", 'the model')
     """
     return repr(name) if name else "the model"
+
+
+def fold(names: Iterable[str]) -> list[str]:
+    """Names for a message: many that differ in the numbers of layers only become one, with their count.
+
+    >>> fold(["drop", *(f"layers.{k}.mlp.2" for k in range(12))])
+    ['drop', 'layers.*.mlp.2 (12 times)']
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(re.sub(r"(^|[._])\d+(?=\.)", r"\1*", name), []).append(name or "the model")
+    return [
+        shown
+        for pattern, some in alike.items()
+        for shown in ([f"{pattern} ({len(some)} times)"] if len(some) >= FOLDED else some)
+    ]
 
 
 class Change(NamedTuple):
@@ -99,11 +121,20 @@ class Report:
         groups: dict[str, list[str]] = {}
         for change in self.changed:
             groups.setdefault(f"{change.noise!r} {change.side} {change.module}", []).append(change.place)
-        lines += [f"  {what}: {', '.join(places)}" for what, places in groups.items()]
+        lines += [f"  {what}: {', '.join(fold(places))}" for what, places in groups.items()]
         if self.left:
-            alike: dict[tuple[str, str], list[str]] = {}
-            for name, module, why in self.left:
-                alike.setdefault((module, why), []).append(name or "the model")
+            alike: dict[tuple[str, str], list[Left]] = {}
+            for left in self.left:
+                alike.setdefault((left.module.partition("(")[0], left.why), []).append(left)
             lines.append(f"{len(self.left)} left alone")
-            lines += [f"  {Left(', '.join(names), module, why)}" for (module, why), names in alike.items()]
+            for (kind, why), some in alike.items():
+                (module, *others) = {left.module for left in some}
+                lines.append(f"  {Left(', '.join(fold(left.name for left in some)), kind if others else module, why)}")
         return "\n".join(lines)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"a Report is not the model; {_IN_PLACE}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        advice = f"; {_IN_PLACE}" if hasattr(nn.Module, name) else ""
+        raise AttributeError(f"a Report has no {name!r}{advice}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,15 +15,17 @@ from ..nn.base import Noise
 from ..registry import KINDS, is_noise
 from ._layout import dims_of_module
 from ._probe import Seen, dims_between, watch
-from ._report import Change, Left, Report
+from ._report import Change, Left, Report, fold
 from ._select import Candidate, candidates, check_model, device_near, holders
 
 __all__ = ["swap"]
 
 _ROTATIONS: tuple[Callable[..., nn.Module], ...] = (RotationOut, RotationOut1d, RotationOut2d, RotationOut3d)
+_DIMS = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+"""Torch's layers, and how many axes follow the features, if the type tells."""
 _HIDDEN = re.compile(r"resid|proj|out|hidden")
 """Parts of the names (without "dropout") of Dropout on hidden states in a module that has attention weights too."""
-_NONE = "it has no Dropout module; insert adds noise, and lint finds Dropout that is called as a function"
+_NONE = "it has no Dropout module; insert adds noise, and analysis.lint finds Dropout that is called as a function"
 _OFF = "it is off: build the model with Dropout, or use insert"
 
 
@@ -30,11 +33,15 @@ class _LeftAloneError(Exception):
     """A module is to be left alone; the message says why."""
 
 
+class _UnsureError(_LeftAloneError):
+    """A module is to be left alone because nobody knows where its features are; a run of the model would show it."""
+
+
 def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Report:
     """Replace Dropout by rotations of equal strength λ = p / (1 − p).
 
     - ``nn.Dropout1d``, ``2d``, ``3d`` become `RotationOut1d`, ``2d``, ``3d``. ``nn.Dropout2d`` takes three axes for a
-      batch of sequences (N, C, L), and there becomes `RotationOut1d`.
+      batch of sequences (N, C, L), and there becomes `RotationOut1d`. On vectors they are left alone.
     - DropBlock (torchvision's, timm's) with a share c of the map in its blocks becomes a rotation inside blocks of that
       size and coverage c, with λ = 1 / (1 − c) inside them: c / (1 − c) over the whole map, as strong as Dropout
       with p = c.
@@ -54,7 +61,8 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         choices: keyword arguments of the rotations, e.g. ``preset="paper"``.
 
     Returns:
-        A report of what was replaced, and of what was left alone and why; ``print`` it.
+        A report of what was replaced, and of what was left alone and why; ``print`` it. If Dropout was left alone only
+        for want of ``example_inputs``, there is a warning too.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     >>> print(swap(model, pairing="permutation"))
@@ -75,10 +83,9 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     owners = holders(model)
     seen = None
     if example_inputs is not None:
-        unsure = [one.module for one in found if type(one.module) in (nn.Dropout, nn.Dropout2d)]
-        seen = watch(model, example_inputs, unsure)
+        seen = watch(model, example_inputs, [one.module for one in found if type(one.module) in _DIMS])
     around = {dims_of_module(module) for module in model.modules() if not is_noise(module)} - {None}
-    changed, left = [], _arguments(model)
+    changed, left, unsure = [], _arguments(model), []
     for candidate in found:
         module, name = candidate.module, candidate.name
         try:
@@ -86,6 +93,7 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         except _LeftAloneError as reason:
             words = type(module).__name__ if module._modules else repr(module)
             left.append(Left(name, words, str(reason)))
+            unsure += [name] if isinstance(reason, _UnsureError) else []
             continue
         rotation.to(device_near(model, module)).train(module.training)
         changed.append((module, Change(name, repr(module), "instead of", rotation, candidate.names[1:])))
@@ -94,6 +102,13 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
             setattr(owner, key, change.noise)
     if not changed and not left:
         left = [Left("", type(model).__name__, _NONE)]
+    if unsure:
+        warnings.warn(
+            f"swap left Dropout as it was in {len(unsure)} place{'s' if len(unsure) > 1 else ''}: "
+            f"{', '.join(fold(unsure))}. The code alone does not say on which axis the features are there; show it an "
+            "input, swap(model, example_inputs=batch)",
+            stacklevel=2,
+        )
     return Report(tuple(change for _, change in changed), tuple(left))
 
 
@@ -139,15 +154,12 @@ def _rotation(
         return _blocks(module, 3 if block.endswith("3d") else 2, choices)
     if not isinstance(module, _DropoutNd):
         raise _LeftAloneError("it drops whole branches, not features")
-    dims = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}.get(type(module), -1)
-    if dims == -1:
+    if type(module) not in _DIMS:
         raise _LeftAloneError("it is another kind of noise, without a matching strength")
     if not 0.0 < module.p < 1.0:
         raise _LeftAloneError(_OFF if module.p == 0.0 else "it drops everything: its strength is infinite")
-    if dims is None:
-        dims = _dims(module, owners, seen)
-    elif dims == 2:
-        dims = _dims_2d(owners, seen, around)
+    dims = _DIMS[type(module)]
+    dims = _dims(owners, seen) if dims is None else _dims_of_maps(dims, owners, seen, around)
     return _ROTATIONS[dims](module.p, **choices)
 
 
@@ -162,7 +174,7 @@ def _blocks(module: nn.Module, dims: int, choices: dict[str, Any]) -> nn.Module:
     return _ROTATIONS[dims](inside / (1 + inside), block_size=module.block_size, coverage=share, **choices)
 
 
-def _dims(module: nn.Module, owners: list[tuple[nn.Module, str]], seen: Seen | None) -> int:
+def _dims(owners: list[tuple[nn.Module, str]], seen: Seen | None) -> int:
     """How many axes follow the features of a Dropout, or a `_LeftAloneError`."""
     if any(re.search("att(ention|n)", key.lower()) for _, key in owners):
         raise _LeftAloneError("it is on attention weights, by its name")
@@ -173,22 +185,28 @@ def _dims(module: nn.Module, owners: list[tuple[nn.Module, str]], seen: Seen | N
     known = {_certain(owner, key) for owner, key in owners}
     dims = known.pop() if len(known) == 1 else None
     if dims is None:
-        raise _LeftAloneError("the code does not say on which axis its features are; example_inputs would tell")
+        raise _UnsureError("the code does not say on which axis its features are; example_inputs would tell")
     return dims
 
 
-def _dims_2d(owners: list[tuple[nn.Module, str]], seen: Seen | None, around: set[int | None]) -> int:
-    """How many axes follow the features of a Dropout2d, or a `_LeftAloneError`: torch takes (N, C, L) too."""
+def _dims_of_maps(dims: int, owners: list[tuple[nn.Module, str]], seen: Seen | None, around: set[int | None]) -> int:
+    """How many axes follow the features of a Dropout1d, 2d or 3d, or a `_LeftAloneError`.
+
+    Torch gives other tensors than their names say to these layers: sequences (N, C, L) to a Dropout2d, and vectors
+    (N, C) to all of them, where a rotation would mix examples.
+    """
     if seen is not None and seen.calls:
-        if seen.axes not in ({3}, {4}):
+        if len(seen.axes) > 1 or not seen.axes <= ({3, 4} if dims == 2 else {dims + 2}):
             raise _LeftAloneError(f"it is used for tensors with {' and '.join(map(str, sorted(seen.axes)))} axes")
         return max(seen.axes) - 2
     known = {_certain(owner, key) for owner, key in owners}
-    if known in ({1}, {2}):
+    if 0 in known:
+        raise _LeftAloneError("it is for maps, but next to a layer with the features on the last axis")
+    if dims == 2 and known in ({1}, {2}):
         return known.pop() or 0
-    if around and (1 in around or 2 not in around):
-        raise _LeftAloneError("it may be on sequences (N, C, L), which torch allows too; example_inputs would tell")
-    return 2
+    if dims == 2 and around and (1 in around or 2 not in around):
+        raise _UnsureError("it may be on sequences (N, C, L), which torch allows too; example_inputs would tell")
+    return dims
 
 
 def _observed(seen: Seen) -> int:
