@@ -98,6 +98,7 @@ def test_structured_pairings_have_the_same_moments(features: int) -> None:
         (nn.Dropout1d(0.3), (2, 2, 3), (2, 2, 1)),
         (nn.Dropout1d(0.3), (3, 4), (3, 1)),
         (nn.Dropout2d(0.3), (2, 2, 2, 2), (2, 2, 1, 1)),
+        (nn.Dropout2d(0.3), (2, 2, 3), (2, 2, 1)),  # torch takes them for sequences, not for one example
         (nn.Dropout3d(0.3), (3, 1, 2, 2), (3, 1, 1, 1)),
         (ro.nn.LockedDropout(0.3), (3, 2, 2), (1, 2, 2)),
         (ro.nn.LockedDropout(0.3, batch_first=True), (3, 2, 2), (3, 1, 2)),
@@ -358,14 +359,14 @@ def test_the_layer_is_not_touched() -> None:
         ),
         (lambda: conditional_moments(ro.noise("centred-uout", 0.2), torch.ones(3)), ValueError, "more than one value"),
         (
-            lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3, 4), joint=True),
+            lambda: conditional_moments(nn.Dropout2d(), torch.ones(2, 3), joint=True),
             ValueError,
-            r"maps of 4 dimensions, got \(2, 3, 4\)",
+            r"maps of 3 or 4 dimensions, got \(2, 3\)",
         ),
         (
             lambda: conditional_moments(nn.Dropout3d(), torch.ones(2, 3, 4), joint=True),
             ValueError,
-            "maps of 5 dimensions or 4 without a batch",
+            "maps of 4 or 5 dimensions",
         ),
         (lambda: conditional_moments(nn.Dropout2d(), torch.ones(1, 2, 3, 4), dim=2), ValueError, "features on axis 1"),
         (lambda: conditional_moments(ro.nn.ShakeShake(), torch.ones(2, 3)), TypeError, "two branches"),

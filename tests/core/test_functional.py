@@ -125,12 +125,16 @@ def test_other_devices_and_modes_leave_no_trace() -> None:
         assert rotation_out(torch.empty(8, 80), 0.5, draw=STRUCTURED).shape == (8, 80)
         if torch.backends.cuda.is_built():  # a fake tensor needs no GPU, but a build that knows of them
             assert rotation_out(torch.empty(8, 80, device="cuda"), 0.5, draw=STRUCTURED).device.type == "cuda"
+    real = [torch.randn(8, 176), torch.randn(4000, 176)]  # few elements have an implementation of their own
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert {rotation_out(plain, 0.5, draw=STRUCTURED).shape[1] for plain in real} == {176}
     with torch.inference_mode():
         rotation_out(torch.randn(8, 112), 0.5, draw=STRUCTURED)
     with torch.device("meta"):
         rotation = ro.sample_rotation((8, 48), 0.5, draw=STRUCTURED, device="cpu")
         rotate(x, rotation, backend="cpu")
     assert torch.isfinite(rotation_out(x, 0.5, draw=STRUCTURED)).all()
+    assert {type(rotation_out(plain, 0.5, draw=STRUCTURED)) for plain in real} == {Tensor}
     for features in (80, 112):
         y = rotation_out(torch.randn(8, features, requires_grad=True), 0.5, draw=STRUCTURED)
         y.sum().backward()

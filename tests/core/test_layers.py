@@ -169,26 +169,6 @@ def test_autocast_takes_what_it_is_given() -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
-def test_symbolic_tracing_of_the_eval_model() -> None:
-    model = nn.Sequential(nn.Linear(6, 6), ro.RotationOut(0.3), ro.RotationOut2d(0.3)).eval()
-    x = torch.randn(2, 6)
-    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
-
-
-@pytest.mark.parametrize("layer", [ro.RotationOut(0.3), ro.nn.LockedDropout(0.3)])
-def test_symbolic_tracing_in_training_needs_leaves(layer: nn.Module) -> None:
-    class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return ro.registry.is_noise(m) or super().is_leaf_module(m, module_qualified_name)
-
-    model = nn.Sequential(nn.Linear(6, 6), layer)
-    with pytest.raises(TypeError, match=r"got Proxy; .* only as a leaf"):
-        torch.fx.symbolic_trace(model)
-    x = torch.randn(2, 6)
-    followed = torch.fx.GraphModule(model, Tracer().trace(model))
-    torch.testing.assert_close(seeded(followed, x), seeded(model, x))
-
-
 def test_strength_survives_the_meta_device() -> None:
     with torch.device("meta"):
         module = nn.Sequential(ro.RotationOut(0.3))
@@ -337,9 +317,9 @@ def test_what_follows_a_layer_may_change_its_output_in_place(center: str | None)
         assert derivative.shape == x.shape
 
 
-def seeded(layer: nn.Module, x: Tensor) -> Tensor:
+def seeded(layer: nn.Module, *inputs: Tensor) -> Tensor:
     torch.manual_seed(5)
-    return layer(x)
+    return layer(*inputs)
 
 
 @pytest.mark.parametrize("rows", [4, 8192])  # few elements have an implementation of their own

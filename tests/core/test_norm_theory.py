@@ -13,7 +13,7 @@ import torch
 from rotationout.analysis import batchnorm as theory
 from rotationout.analysis.batchnorm import DISTRIBUTIONS, Distribution, Estimate
 from rotationout.analysis.distributions import as_distribution
-from rotationout.nn.norm import expectation
+from rotationout.nn.norm import PolyBatchNorm2d, expectation
 
 Z_LIMIT = 4.9
 GRID = torch.linspace(-4, 4, 9, dtype=torch.float64)
@@ -268,3 +268,15 @@ def test_effective_batch_size_counts_independent_values() -> None:
 def test_bad_input_says_what_would_be_right(call, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_coefficients_are_numbers_also_among_tensors_without_values() -> None:
+    """They are kept for later, and so are the nodes of the integration."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    expectation.gauss_legendre.cache_clear()
+    with FakeTensorMode():
+        layer = PolyBatchNorm2d(3, batch_size=9.5)
+    assert type(expectation.gauss_legendre()[0]) is torch.Tensor
+    assert layer.coefficients == PolyBatchNorm2d(3, batch_size=9.5).coefficients
+    assert layer.coefficients[0] == pytest.approx(1.0, abs=0.2)

@@ -27,14 +27,13 @@ def mask_of_element(noise: nn.Module, x: Tensor) -> Tensor:
     shape = list(x.shape)
     spatial = next((n for n in (1, 2, 3) if isinstance(noise, getattr(nn, f"Dropout{n}d"))), None)
     if spatial is not None:
+        if x.ndim not in (spatial + 1, spatial + 2):
+            raise ValueError(
+                f"{type(noise).__name__} takes maps of {spatial + 1} or {spatial + 2} dimensions, got {tuple(x.shape)}"
+            )
         # torch takes (C, L) and (C, D, H, W) for one example, but (A, B, C) in Dropout2d for a batch of sequences.
         alone = x.ndim == spatial + 1 and spatial != 2
-        if not alone and x.ndim != spatial + 2:
-            batchless = "" if spatial == 2 else f" or {spatial + 1} without a batch"
-            raise ValueError(
-                f"{type(noise).__name__} takes maps of {spatial + 2} dimensions{batchless}, got {tuple(x.shape)}"
-            )
-        shape[1 if alone else 2 :] = [1] * spatial
+        shape = [n if axis < (1 if alone else 2) else 1 for axis, n in enumerate(shape)]
     elif isinstance(noise, LockedDropout):
         sequences = sequence_axis(x, noise.batch_first)
         shape = [n if axis in (sequences, x.ndim - 1) else 1 for axis, n in enumerate(shape)]

@@ -43,7 +43,7 @@ def kind_of(x: object) -> str:
     """The type of an object that is not a tensor, for an error message, with advice for some types."""
     kind = type(x).__name__
     advice = {
-        "Proxy": "; torch.fx can trace noise in training only as a leaf module: see is_leaf_module of torch.fx.Tracer",
+        "Proxy": "; torch.fx can record noise as a layer, such as RotationOut, but not as a function",
         "PackedSequence": "; RotationOutSequence takes packed sequences, as nn.LockedDropout of rotationout does",
         "tuple": "; pass one tensor of it, such as the output in the (output, state) of nn.LSTM and nn.GRU",
         "list": "; pass one tensor, e.g. torch.stack(…)",

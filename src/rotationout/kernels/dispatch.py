@@ -57,6 +57,8 @@ def _obstacle(backend: str, x: Tensor) -> str:
     if backend != "reference" and is_recorded():
         return "is unknown to torch.jit.trace"
     if backend in ("small", "cpu"):
+        if _get_current_dispatch_mode() is not None:  # FakeTensorMode would leave its tensors in their tables
+            return "runs outside of dispatch modes"
         if x.device.type != "cpu":
             return f"runs on CPU tensors, got one on {x.device}"
         if x.numel() == 0:

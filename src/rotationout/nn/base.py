@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy, Tracer
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
@@ -81,11 +82,11 @@ class Noise(_DropoutNd):
         """``_scale`` on the device of a tensor ``x``: parts of a model may have been loaded to several devices.
 
         It then stays there, unless the call is one that must leave nothing behind: compiled, transformed, or of tensors
-        without values. A trace has the p that it was made with.
+        without values. A trace and an exported program have the p that they were made with.
         """
         if not isinstance(x, Tensor):
             return self._scale
-        if is_recorded():
+        if is_recorded() or torch.compiler._is_exporting_flag:  # is_exporting() is always True in torch.compile
             return self._new_scale(x.device)
         if x.device == self._scale.device:
             return self._scale
@@ -103,8 +104,21 @@ class Noise(_DropoutNd):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._put_scale(fn(self._scale).device)  # and it stays fp32, whatever the model is cast to
+        device = fn(self._scale).device  # it stays fp32, whatever the model is cast to
+        if device not in (self._scale.device, torch.device("meta")):  # else the same tensor: a CUDA graph may read it
+            self._put_scale(device)
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has a ``_scale`` of its own: setting p changes it in place, and processes may share its memory."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._put_scale(self._scale.device)
+
+    def _recorded(self, *inputs: object) -> Any:
+        """A call as torch.fx records it where an input is its Proxy: the layer as a whole, as with ``nn.Dropout``."""
+        tracer = next(value.tracer for value in inputs if isinstance(value, Proxy))
+        path = cast(Tracer, tracer).path_of_module(self)
+        return tracer.create_proxy("call_module", path, tuple(value for value in inputs if value is not None), {})
 
     def extra_repr(self) -> str:
         """The arguments, for ``repr``."""
@@ -185,6 +199,8 @@ class CentredNoise(Noise):
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """Disturb ``input`` while training; padding, where ``mask`` is False, is left alone."""
+        if isinstance(input, Proxy):
+            return cast(Tensor, self._recorded(input, mask))
         if not self.training:
             return input
         if not isinstance(input, Tensor) or input.ndim == 0:

@@ -6,9 +6,10 @@ Ghahramani 2016). These layers keep the direction of their rotation, or their ma
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from ..functional import inputs
@@ -113,6 +114,8 @@ class LockedDropout(Noise):
 
     def forward(self, input: Sequences) -> Sequences:
         """Drop features of ``input``, (T, N, C), (T, C) or packed, while training."""
+        if isinstance(input, Proxy):
+            return cast(Sequences, self._recorded(input))
         if not self.training:
             return input
         scale = self._scale_for(input.data if isinstance(input, PackedSequence) else input)

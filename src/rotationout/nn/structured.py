@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
+from torch.fx import Proxy
 
 from .. import strength
 from ..functional.structured import SHAKE_LIMIT, check_shake_rate, cut, mix
@@ -29,6 +32,8 @@ class Cutout(Noise):
 
     def forward(self, input: Tensor) -> Tensor:
         """Cut ``input`` while training."""
+        if isinstance(input, Proxy):
+            return cast(Tensor, self._recorded(input))
         return cut(input, self._scale_for(input), self._active, generator=None) if self.training else input
 
 
@@ -59,6 +64,8 @@ class ShakeShake(Noise):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Mix the outputs of two branches, at random while training."""
+        if isinstance(first, Proxy):
+            return cast(Tensor, self._recorded(first, second))
         active = self.training and self._active
         scale = self._scale_for(first)
         return mix(first, second, scale, active, per=self.per, backward=self.backward_weights, generator=None)

@@ -18,6 +18,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...strength import check_number
 
@@ -45,7 +46,7 @@ def gauss_legendre(nodes: int = NODES) -> tuple[Tensor, Tensor]:
     >>> round(float((weight * node**8).sum()), 12)  # 1 / 9
     0.111111111111
     """
-    with torch.inference_mode(False):  # cached: these must not be inference tensors
+    with torch.inference_mode(False), _disable_current_modes():  # cached: these must be plain tensors
         k = torch.arange(1, nodes, dtype=torch.float64, device="cpu")
         beside = k / (4 * k**2 - 1).sqrt()
         place, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
@@ -83,13 +84,14 @@ def poly_coefficients(batch_size: float) -> tuple[float, float, float, float]:
     >>> [float(f"{a:.5g}") for a in poly_coefficients(8)]
     [1.0918, -0.08863, 0.0064339, -0.00018806]
     """
-    node, weight = gauss_legendre()
-    x = node * FIT_LIMIT
-    root = (weight * torch.exp(-(x**2) / 2)).sqrt()
-    powers = torch.stack([x, x**3, x**5, x**7], dim=1)
-    expect, _ = gaussian_moments(x, batch_size)
-    solution = torch.linalg.lstsq(powers * root.unsqueeze(1), (expect * root).unsqueeze(1)).solution
-    a1, a3, a5, a7 = solution.flatten().tolist()
+    with _disable_current_modes():  # FakeTensorMode's tensors have no values
+        node, weight = gauss_legendre()
+        x = node * FIT_LIMIT
+        root = (weight * torch.exp(-(x**2) / 2)).sqrt()
+        powers = torch.stack([x, x**3, x**5, x**7], dim=1)
+        expect, _ = gaussian_moments(x, batch_size)
+        solution = torch.linalg.lstsq(powers * root.unsqueeze(1), (expect * root).unsqueeze(1)).solution
+        a1, a3, a5, a7 = solution.flatten().tolist()
     return a1, a3, a5, a7
 
 
@@ -102,7 +104,8 @@ def turning_point(coefficients: tuple[float, float, float, float]) -> float:
     a1, a3, a5, a7 = coefficients
     # The slope is a cubic in x²; its roots are the inverses of the eigenvalues of this matrix, which always exists.
     rows = [[-3 * a3 / a1, -5 * a5 / a1, -7 * a7 / a1], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    inverses = torch.linalg.eigvals(torch.tensor(rows, dtype=torch.float64, device="cpu")).tolist()
+    with _disable_current_modes():
+        inverses = torch.linalg.eigvals(torch.tensor(rows, dtype=torch.float64, device="cpu")).tolist()
     largest = max((z.real for z in inverses if abs(z.imag) <= 1e-9 * abs(z.real)), default=0.0)
     return 1 / math.sqrt(largest) if largest > 0 else math.inf
 
