@@ -4,6 +4,7 @@ python examples/hf_text.py   (random weights, its own vocabulary; as any AutoMod
 """
 
 import tempfile
+from typing import Any
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
@@ -16,14 +17,14 @@ WORDS = sorted({word for text in PRAISE + BLAME for word in text.split()})
 
 
 class ScheduleCallback(TrainerCallback):
-    """Advances a strength schedule after every optimizer step."""
+    """Takes a strength schedule to the optimizer step that the trainer is at, also in a run that is resumed."""
 
     def __init__(self, schedule: ro.Schedule) -> None:
         self.schedule = schedule
 
-    def on_step_end(self, *args: object, **kwargs: object) -> None:
-        """An optimizer step is done."""
-        self.schedule.step()
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An optimizer step begins."""
+        self.schedule.step(to=state.global_step)
 
 
 def encode(text: str, label: int, length: int = 6) -> dict[str, torch.Tensor]:
@@ -37,21 +38,29 @@ def encode(text: str, label: int, length: int = 6) -> dict[str, torch.Tensor]:
     }
 
 
-def main(steps: int = 60) -> float:
-    """Learn the sentences above, and return the accuracy on them."""
-    torch.manual_seed(0)
-    data = [encode(text, label) for label, texts in enumerate((BLAME, PRAISE)) for text in texts]
+DATA = [encode(text, label) for label, texts in enumerate((BLAME, PRAISE)) for text in texts]
+
+
+def build() -> BertForSequenceClassification:
+    """A small model with rotations."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     model = BertForSequenceClassification(BertConfig(vocab_size=len(WORDS) + 2, max_position_embeddings=8, **sizes))
     print(ro.swap(model))  # attention weights are left alone
+    return model
+
+
+def main(steps: int = 60) -> float:
+    """Learn the sentences above, and return the accuracy on them."""
+    torch.manual_seed(0)
+    model = build()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=steps, learning_rate=5e-3, save_strategy="no", report_to="none", disable_tqdm=True
         )
         callback = ScheduleCallback(ro.Schedule.ramp(model, steps=steps // 2))
-        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+        trainer = Trainer(model, arguments, train_dataset=DATA, callbacks=[callback])
         trainer.train()
-        answers = trainer.predict(data)
+        answers = trainer.predict(DATA)
     return float((answers.predictions.argmax(1) == answers.label_ids).mean())
 
 

@@ -1,4 +1,4 @@
-"""A LightningModule with inserted noise, and a callback that ramps its strength and is saved with the checkpoint.
+"""A LightningModule with inserted noise, and a callback that ramps its strength, also in a run that is resumed.
 
 python examples/lightning_digits.py   (needs: pip install -e '.[demo,models]')
 """
@@ -31,15 +31,14 @@ class Classifier(L.LightningModule):
 
 
 class ScheduleCallback(L.Callback):
-    """Advances a strength schedule after every batch; Lightning saves and loads its state."""
+    """Takes a strength schedule to the optimizer step that the trainer is at."""
 
     def __init__(self, schedule: ro.Schedule) -> None:
         self.schedule = schedule
-        self.state_dict, self.load_state_dict = schedule.state_dict, schedule.load_state_dict
 
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """A batch is done."""
-        self.schedule.step()
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Batches whose gradients are accumulated belong to one step."""
+        self.schedule.step(to=trainer.global_step)
 
 
 def main(epochs: int = 10, **trainer: Any) -> float:

@@ -30,7 +30,7 @@ class Schedule:
     becomes exactly zero or stops being zero (`early`, `late`, `fade_out`): noise that is off costs nothing.
 
     p is not part of a model's state_dict: save ``schedule.state_dict()`` too. To resume, build model and schedule as
-    before and load both.
+    before and load both. A trainer that counts its steps can say where it is instead: ``schedule.step(to=…)``.
 
     A new schedule of the same noises replaces the one before: it starts from the p that they were given, not from what
     the other schedule has made of it. A p that is set by hand in between is a new p.
@@ -112,10 +112,22 @@ class Schedule:
         start = strength.check_integer("start", start, 0)
         return cls(noises, lambda step: min(max(1.0 - (step - start) / steps, 0.0), 1.0))
 
-    def step(self) -> None:
-        """Go on to the next step."""
-        self._set(self.last_step + 1, self.base)
-        self.last_step += 1
+    def step(self, to: int | None = None) -> None:
+        """Go on to the next step, or to the one that a trainer is at, so that the schedule resumes with the trainer.
+
+        Args:
+            to: the number of optimizer steps that are done.
+
+        >>> import rotationout as ro
+        >>> layer = ro.RotationOut(0.5)
+        >>> schedule = ro.Schedule.ramp(layer, steps=10)
+        >>> schedule.step(to=4)
+        >>> layer.p
+        0.25
+        """
+        step = self.last_step + 1 if to is None else strength.check_integer("to", to, 0)
+        self._set(step, self.base)
+        self.last_step = step
 
     def state_dict(self) -> dict[str, Any]:
         """The step and the strengths that the noises were given; the factor is not saved."""
@@ -166,7 +178,7 @@ def _check_noises(noises: _Noises) -> list[Any]:
             )
         return found
     if not isinstance(noises, Iterable):
-        raise TypeError(f"noises must be a model, a report or modules, got {type(noises).__name__} {noises!r}")
+        raise TypeError(f"noises must be a model, a report or modules, got {type(noises).__name__}")
     found = list(noises)
     for noise in found:
         if not isinstance(noise, nn.Module) or not isinstance(getattr(noise, "p", None), float | int):
