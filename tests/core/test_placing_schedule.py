@@ -266,7 +266,12 @@ def test_other_inputs_and_outputs() -> None:
         (lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, batch_size=0), ValueError, "batch_size must be"),
         (lambda: ro.predict_samples(network(), torch.ones(0, 4), 2), ValueError, r"at least 1, got \(0, 4\)"),
         (lambda: ro.predict_samples(network(), (torch.ones(2), torch.ones(3)), 2), ValueError, r"of one size in all"),
-        (lambda: ro.predict_samples(network(), "text", 2), ValueError, "no tensor"),
+        (
+            lambda: ro.predict_samples(network(), "text", 2),
+            TypeError,
+            "at least one tensor, got str; call it for every",
+        ),
+        (lambda: ro.predict_samples(network(), {}, 2), TypeError, "got nothing"),
         (lambda: ro.predict_samples(Answers(), torch.ones(2, 4), 2), TypeError, r"got dict; pick it with output"),
         (
             lambda: ro.predict_samples(network(), torch.ones(2, 4), 2, output=torch.fft.fft),

@@ -88,3 +88,9 @@ def test_a_trace_has_the_p_that_it_was_made_with(tmp_path: Path) -> None:
     for module in (traced, torch.jit.load(str(tmp_path / "traced.pt"))):
         for _ in range(3):
             assert ((module(x) - x).square().sum() / x.square().sum()).item() == pytest.approx(0.3 / 0.7, rel=0.3)
+
+
+@pytest.mark.parametrize("model", [ro.RotationOut(), nn.Sequential(nn.Linear(4, 4), ro.nn.LockedDropout())])
+def test_torch_jit_script_says_what_to_use_instead(model: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"torch.jit.script does not support (RotationOut|LockedDropout); use torch"):
+        torch.jit.script(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,13 @@ class Noise(_DropoutNd):
         """A copy has a ``_scale`` of its own: setting p changes it in place, and processes may share its memory."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._put_scale(self._scale.device)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by torch.jit.script, whose own message would be about some line of Python."""
+        raise TypeError(
+            f"torch.jit.script does not support {type(self).__name__}; use torch.export, or torch.jit.trace, which "
+            "records the noise in training mode and leaves it out in eval mode"
+        )
 
     def _recorded(self, *inputs: object) -> Any:
         """A call as torch.fx records it where an input is its Proxy: the layer as a whole, as with ``nn.Dropout``."""

@@ -154,11 +154,18 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _examples(values: list[Any]) -> int:
-    shapes = {tuple(value.shape[:1]) for value in values if isinstance(value, Tensor)}
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        kinds = ", ".join(type(value).__name__ for value in values) or "nothing"
+        raise TypeError(
+            f"x must be the input of the model for one batch, with at least one tensor, got {kinds}; call it for every "
+            "batch of a DataLoader, and convert arrays first, torch.from_numpy(x)"
+        )
+    shapes = {tuple(tensor.shape[:1]) for tensor in tensors}
     if len(shapes) != 1 or shapes & {(), (0,)}:
         raise ValueError(
             "x must hold tensors whose first axis is that of examples, of one size in all and at least 1, got "
-            + (", ".join(str(tuple(v.shape)) for v in values if isinstance(v, Tensor)) or "no tensor")
+            + ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         )
     return int(shapes.pop()[0])
 
