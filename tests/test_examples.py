@@ -53,7 +53,11 @@ def test_the_schedule_of_lightning_counts_optimizer_steps(tmp_path: Path) -> Non
         ro.insert(model, ro.RotationOut(0.3), before="net.2")
         schedule = ro.Schedule.ramp(model, steps=100)
         trainer = lightning.Trainer(
-            max_steps=steps, accumulate_grad_batches=4, callbacks=[example.ScheduleCallback(schedule)], **quiet
+            max_steps=steps,
+            accumulate_grad_batches=4,
+            callbacks=[example.ScheduleCallback(schedule)],
+            enable_checkpointing=False,
+            **quiet,
         )
         trainer.fit(model, batches, **options)
         return trainer, schedule
