@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from ..experiments.norms import LABELS
 from ..experiments.records import mean_sd
+from ..kinds import listed
 from ..recipes import TABLES
 from . import style, verdicts
 from .cells import by_row, p_value, paired_p_value, ran, spread
@@ -168,7 +169,7 @@ def _at_chance(records: Sequence[dict[str, Any]]) -> list[str]:
         if any(parts.values()) and not (mode.startswith("poly") and parts == counts.get(("batch", size))):
             named = [f"{part} with {kind} statistics" for kind, part in parts.items() if part]
             alike = len(set(parts.values())) == 1
-            said.append(f"{_name(mode, size)} ({next(iter(parts.values())) if alike else _and(named)})")
+            said.append(f"{_name(mode, size)} ({next(iter(parts.values())) if alike else listed(named)})")
     return said
 
 
@@ -246,24 +247,14 @@ def _listed(places: Places) -> str:
     for (mode, size), (where, by) in places.items():
         sides.setdefault(where, {}).setdefault(_label(mode), []).append(f"{size} ({by})" if by else str(size))
     return "; ".join(
-        f"{where} {', '.join(f'{name} of {_and(sizes)}' for name, sizes in names.items())}"
+        f"{where} {', '.join(f'{name} of {listed(sizes)}' for name, sizes in names.items())}"
         for where, names in sides.items()
     )
 
 
-def _and(words: Iterable[str]) -> str:
-    """Words in a row.
-
-    >>> _and(["4"]), _and(["4", "8"]), _and(["4", "8", "16"])
-    ('4', '4 and 8', '4, 8 and 16')
-    """
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def _seeds(seeds: Iterable[int]) -> str:
     names = [str(seed) for seed in sorted(seeds)]
-    return f"seed{'s' if len(names) > 1 else ''} {_and(names)}"
+    return f"seed{'s' if len(names) > 1 else ''} {listed(names)}"
 
 
 def _label(mode: str) -> str:

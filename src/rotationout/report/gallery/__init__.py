@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ..style import save
 
-__all__ = ["Columns", "Drawing", "write"]
+__all__ = ["Columns", "Drawing", "columns_of", "select", "write"]
 
 Columns = dict[str, Sequence[float | str]]
 """Columns of one length by name, long form: one row for each point of each curve."""
@@ -38,6 +38,23 @@ class Drawing:
     caption: str
     compute: Callable[[], Columns]
     draw: Callable[[Columns], Figure]
+
+
+def columns_of(names: Sequence[str], rows: Iterable[Sequence[float | str]]) -> Columns:
+    """Columns from rows."""
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def select(columns: Columns, *names: str, **wanted: float | str) -> list[list[float]]:
+    """Columns of numbers, in the rows in which others have the ``wanted`` values.
+
+    >>> select({"curve": ["a", "b", "a"], "x": [1, 2, 3]}, "x", curve="a")
+    [[1.0, 3.0]]
+    """
+    rows = [
+        row for row in range(len(columns[names[0]])) if all(columns[key][row] == value for key, value in wanted.items())
+    ]
+    return [[float(columns[name][row]) for row in rows] for name in names]
 
 
 def write(drawings: Iterable[Drawing], folder: Path) -> list[Path]:

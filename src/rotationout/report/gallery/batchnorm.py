@@ -15,7 +15,7 @@ from ...analysis import batchnorm as theory
 from ...experiments.records import mean_sd
 from ...experiments.small_batch import LABELS, STATISTICS, SmallBatchStudy
 from ..style import INK, PALETTE, STYLE, finish
-from . import Columns, Drawing
+from . import Columns, Drawing, columns_of, select
 
 __all__ = ["FIGURES", "experiment"]
 
@@ -44,21 +44,19 @@ SIZE_COLOURS = dict(zip(SIZES, ("red", "orange", "green", "blue"), strict=True))
 def gaussian_columns() -> Columns:
     """f_Expect and f_Var of Gaussian values, by quadrature."""
     x = torch.linspace(-REACH, REACH, 81, dtype=torch.float64)
-    columns: dict[str, list[float | str]] = {name: [] for name in ("batch_size", "f_test", "f_expect", "f_var")}
+    rows: list[tuple[float, ...]] = []
     for size in SIZES:
         moments = theory.moments(x, size)
-        columns["batch_size"] += [size] * len(x)
-        columns["f_test"] += x.tolist()
-        columns["f_expect"] += moments.expect.value.tolist()
-        columns["f_var"] += moments.var.value.tolist()
-    return dict(columns)
+        values = zip(x.tolist(), moments.expect.value.tolist(), moments.var.value.tolist(), strict=True)
+        rows += [(size, *row) for row in values]
+    return columns_of(("batch_size", "f_test", "f_expect", "f_var"), rows)
 
 
 @functools.cache  # two figures show the same
 def distribution_columns() -> Columns:
     """Both moments for every distribution and batch size, with standard errors, and f_poly."""
     names = ("distribution", "batch_size", "f_test", "f_expect", "f_expect_error", "f_var", "f_var_error", "f_poly")
-    columns: dict[str, list[float | str]] = {name: [] for name in names}
+    rows: list[tuple[float | str, ...]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, (low, high) in SUPPORTS.items():
@@ -67,32 +65,20 @@ def distribution_columns() -> Columns:
             for size in SIZES:
                 moments = theory.moments(law.mean + law.std * x, size, name, samples=SAMPLES)
                 values = (x, *moments.expect, *moments.var, theory.f_poly(x, size))
-                columns["distribution"] += [name] * len(x)
-                columns["batch_size"] += [size] * len(x)
-                for column, value in zip(names[2:], values, strict=True):
-                    columns[column] += value.tolist()
-    return dict(columns)
+                rows += [(name, size, *row) for row in torch.stack(values, 1).tolist()]
+    return columns_of(names, rows)
 
 
 def noise_columns() -> Columns:
     """The drop rate that BatchNorm's noise is equivalent to."""
-    columns: dict[str, list[float | str]] = {name: [] for name in ("distribution", "batch_size", "drop_rate", "error")}
+    rows: list[tuple[float | str, ...]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name in SUPPORTS:
             for size in (2, 3, *SIZES, 64):
                 rate = theory.equivalent_drop_rate(size, name, samples=SAMPLES)
-                columns["distribution"].append(name)
-                columns["batch_size"].append(size)
-                columns["drop_rate"].append(rate.value.item())
-                columns["error"].append(rate.error.item())
-    return dict(columns)
-
-
-def select(columns: Columns, wanted: dict[str, float | str], *names: str) -> list[list[float]]:
-    """Columns of the rows in which those of ``wanted`` have these values."""
-    rows = [i for i in range(len(columns[names[0]])) if all(columns[key][i] == value for key, value in wanted.items())]
-    return [[float(columns[name][i]) for i in rows] for name in names]
+                rows.append((name, size, rate.value.item(), rate.error.item()))
+    return columns_of(("distribution", "batch_size", "drop_rate", "error"), rows)
 
 
 def draw_gaussian(columns: Columns) -> Figure:
@@ -101,7 +87,7 @@ def draw_gaussian(columns: Columns) -> Figure:
         figure = Figure(figsize=(6, 3), layout="constrained")
         expect, var = figure.subplots(1, 2)
         for size, colour in SIZE_COLOURS.items():
-            test, mean, noise = select(columns, {"batch_size": size}, "f_test", "f_expect", "f_var")
+            test, mean, noise = select(columns, "f_test", "f_expect", "f_var", batch_size=size)
             expect.plot(test, mean, color=PALETTE[colour], label=f"B = {size}")
             var.plot(test, noise, color=PALETTE[colour], label=f"B = {size}")
         expect.plot([-REACH, REACH], [-REACH, REACH], ":", color=INK, label="test mode")
@@ -120,8 +106,8 @@ def draw_distributions(quantity: str, columns: Columns) -> Figure:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
         for axes, size in zip(panels.flat, SIZES, strict=True):
             for name, label in NAMES.items():
-                wanted: dict[str, float | str] = {"distribution": name, "batch_size": size}
-                test, value, error = select(columns, wanted, "f_test", quantity, f"{quantity}_error")
+                drawn = ("f_test", quantity, f"{quantity}_error")
+                test, value, error = select(columns, *drawn, distribution=name, batch_size=size)
                 axes.plot(test, value, color=PALETTE[COLOURS[name]], linestyle=DASHES[name], label=label, linewidth=1.4)
                 low, high = ([v + sign * 2 * e for v, e in zip(value, error, strict=True)] for sign in (-1, 1))
                 axes.fill_between(test, low, high, color=PALETTE[COLOURS[name]], alpha=0.25, linewidth=0)
@@ -141,12 +127,11 @@ def draw_polynomial(columns: Columns) -> Figure:
         figure = Figure(figsize=(6, 3.4), layout="constrained")
         fit, residual = figure.subplots(1, 2)
         for name, label in NAMES.items():
-            wanted: dict[str, float | str] = {"distribution": name, "batch_size": 8}
-            test, mean, poly = select(columns, wanted, "f_test", "f_expect", "f_poly")
+            test, mean, poly = select(columns, "f_test", "f_expect", "f_poly", distribution=name, batch_size=8)
             style = {"color": PALETTE[COLOURS[name]], "linestyle": DASHES[name], "linewidth": 1.4}
             fit.plot(test, mean, label=label, **style)
             residual.plot(test, [a - b for a, b in zip(poly, mean, strict=True)], **style)
-        test, poly = select(columns, {"distribution": "gaussian", "batch_size": 8}, "f_test", "f_poly")
+        test, poly = select(columns, "f_test", "f_poly", distribution="gaussian", batch_size=8)
         fit.plot(test, poly, "o", color=INK, markersize=3, markevery=4, label="f_poly")
         fit.set(xlabel="f_Test", ylabel="f_Expect")
         residual.set(xlabel="f_Test", ylabel="f_poly − f_Expect")
@@ -162,7 +147,7 @@ def draw_noise(columns: Columns) -> Figure:
         figure = Figure(figsize=(6, 3), layout="constrained")
         axes = figure.subplots()
         for name, label in NAMES.items():
-            sizes, rates = select(columns, {"distribution": name}, "batch_size", "drop_rate")
+            sizes, rates = select(columns, "batch_size", "drop_rate", distribution=name)
             axes.plot(
                 sizes,
                 rates,
@@ -197,11 +182,7 @@ def experiment(record: Path) -> Drawing:
             "n",
             *(f"{what}_{m}" for what in MEASURES for m in ("mean", "sd")),
         )
-        columns: dict[str, list[float | str]] = {name: [] for name in names}
-        for row in rows(SmallBatchStudy.load(record)):
-            for name, value in zip(names, row, strict=True):
-                columns[name].append(value)
-        return dict(columns)
+        return columns_of(names, rows(SmallBatchStudy.load(record)))
 
     return Drawing(
         "batchnorm_study",
@@ -239,8 +220,8 @@ def draw_experiment(columns: Columns) -> Figure:
             for axes, measure in zip(panels[:, column], MEASURES, strict=True):
                 scale = 100 if measure == "accuracy" else 1
                 for norm, (colour, marker, shift) in NORM_STYLES.items():
-                    wanted: dict[str, float | str] = {"norm": norm, "ghost": ghost, "statistics": "running"}
-                    at, mean, sd = select(columns, wanted, "size", f"{measure}_mean", f"{measure}_sd")
+                    drawn = ("size", f"{measure}_mean", f"{measure}_sd")
+                    at, mean, sd = select(columns, *drawn, norm=norm, ghost=ghost, statistics="running")
                     axes.errorbar(
                         [sizes.index(int(size)) + 0.12 * shift for size in at],  # apart, so that bars do not overlap
                         [scale * m for m in mean],

@@ -17,19 +17,13 @@ from ...functional import rotation_out
 from ...linear import ConditionNumbers, condition_numbers, flip_probability, margin_angle
 from ...rotation import Draw
 from ..style import INK, PALETTE, STYLE, finish
-from . import Columns, Drawing
+from . import Columns, Drawing, columns_of, select
 
 __all__ = ["FIGURES"]
 
 FEATURES = 64
 WIDTHS = {2: PALETTE["red"], 8: PALETTE["orange"], 64: PALETTE["blue"], 512: PALETTE["green"]}
 P = 0.2
-
-
-def _column(columns: Columns, name: str, **where: float | str) -> np.ndarray:
-    """The numbers of a column in the rows where others have given values."""
-    rows = zip(*(columns[key] for key in (name, *where)), strict=True)
-    return np.array([value for value, *rest in rows if tuple(rest) == tuple(where.values())], dtype=float)
 
 
 def compute_condition() -> Columns:
@@ -60,7 +54,7 @@ def draw_condition(columns: Columns) -> Figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for name, (label, colour, dashes) in curves.items():
             for axes, against in ((left, "variance"), (right, "p")):
-                x, y = _column(columns, "value", against=against), _column(columns, name, against=against)
+                x, y = select(columns, "value", name, against=against)
                 axes.plot(x, y, dashes, color=colour, label=label if axes is left else None)
         left.set(xscale="log", yscale="log", xlabel="variance of one feature ÷ the others'", ylabel="condition number")
         left.set_title(f"D = {FEATURES}, p = 0.5")
@@ -77,7 +71,7 @@ def draw_condition(columns: Columns) -> Figure:
 def compute_margin() -> Columns:
     """Θ/2, the angle from the boundary within which more than 5 % of draws carry a point across, against p and D."""
     rows = [(width, float(p), math.degrees(margin_angle(float(p), width))) for width in WIDTHS for p in _rates()]
-    return {"features": [r[0] for r in rows], "p": [r[1] for r in rows], "angle_degrees": [r[2] for r in rows]}
+    return columns_of(("features", "p", "angle_degrees"), rows)
 
 
 def _rates() -> np.ndarray:
@@ -89,11 +83,11 @@ def draw_margin(columns: Columns) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7, 3.2), layout="constrained")
         plane, curve = figure.subplots(1, 2, width_ratios=[1, 1.2])
-        angles = {width: float(_column(columns, "angle_degrees", features=width, p=P)[0]) for width in WIDTHS}
+        angles = {width: select(columns, "angle_degrees", features=width, p=P)[0][0] for width in WIDTHS}
         _draw_plane(plane, angles)
         for width, colour in WIDTHS.items():
-            x, y = (_column(columns, name, features=width) for name in ("p", "angle_degrees"))
-            curve.plot(x, 2 * y, color=colour, label=f"D = {width}")
+            x, y = select(columns, "p", "angle_degrees", features=width)
+            curve.plot(x, [2 * angle for angle in y], color=colour, label=f"D = {width}")
         curve.set(xlabel="p", ylabel="Θ, degrees", xlim=(0, 0.9), ylim=(0, 180), yticks=range(0, 181, 45))
         curve.set_title("the margin θᵢ < θⱼ − Θ")
         curve.legend(fontsize=9)
@@ -125,7 +119,7 @@ def compute_flips() -> Columns:
         for noise, values in shares.items():
             angles = fine if noise == "closed form" else coarse
             rows += [(noise, width, float(angle), float(value)) for angle, value in zip(angles, values, strict=True)]
-    return dict(zip(("noise", "features", "angle_degrees", "flips"), map(list, zip(*rows, strict=True)), strict=True))
+    return columns_of(("noise", "features", "angle_degrees", "flips"), rows)
 
 
 def _measure_flips(degrees: np.ndarray, width: int, points: int = 10_000) -> dict[str, np.ndarray]:
@@ -151,7 +145,7 @@ def draw_flips(columns: Columns) -> Figure:
         axes = figure.subplots()
         for width, colour in WIDTHS.items():
             for noise, look in (("closed form", "-"), ("RotationOut", "o"), ("Dropout", "x")):
-                x, y = (_column(columns, n, noise=noise, features=width) for n in ("angle_degrees", "flips"))
+                x, y = select(columns, "angle_degrees", "flips", noise=noise, features=width)
                 axes.plot(x, y, look, color=colour, markersize=5, label=f"D = {width}" if look == "-" else None)
         axes.plot([], [], "o", color=INK, label="RotationOut, measured")
         axes.plot([], [], "x", color=INK, label="Dropout, measured")

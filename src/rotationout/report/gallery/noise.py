@@ -14,9 +14,8 @@ from ...analysis import coadaptation_factor, cosine_squared, dropout_rotation, p
 from ...functional import rotation_out
 from ...registry import noise
 from ..style import INK, PALETTE, STYLE, finish
-from . import Columns, Drawing
+from . import Columns, Drawing, columns_of, select
 from .shift_theory import FIGURES as SHIFT
-from .shift_theory import columns_of, where
 
 __all__ = ["FIGURES"]
 
@@ -45,7 +44,7 @@ def _draw_correlation(columns: Columns) -> Figure:
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         panels = figure.subplots(1, len(WIDTHS), sharex=True, sharey=True)
         for axes, width in zip(panels, WIDTHS, strict=True):
-            keep, still, dropped, turned = where(columns, f"D = {width}", rate, before, one, both)
+            keep, still, dropped, turned = select(columns, rate, before, one, both, curve=f"D = {width}")
             axes.plot(keep, still, color=PALETTE["grey"], linestyle="--", label=before)
             axes.plot(keep, dropped, color=PALETTE["orange"], label=one)
             axes.plot(keep, turned, color=PALETTE["blue"], label=both)
@@ -90,10 +89,15 @@ def _draw_coadaptation(columns: Columns) -> Figure:
         axes = figure.subplots()
         for curve, (colour, line) in COADAPTATION.items():
             axes.plot(
-                *where(columns, curve, "keep rate", "co-adaptation left"), color=colour, linestyle=line, label=curve
+                *select(columns, "keep rate", "co-adaptation left", curve=curve),
+                color=colour,
+                linestyle=line,
+                label=curve,
             )
         paper = "the paper's ReLU example"
-        axes.plot(*where(columns, paper, "keep rate", "co-adaptation left"), "o", color=INK, markersize=5, label=paper)
+        axes.plot(
+            *select(columns, "keep rate", "co-adaptation left", curve=paper), "o", color=INK, markersize=5, label=paper
+        )
         axes.set(xlabel="keep rate 1 − p", ylabel="co(x̃) / co(x)", xlim=(1.0, 0.3), ylim=(0, 1.03))
         axes.legend(loc="lower left")
         finish(axes)
@@ -134,10 +138,10 @@ def _draw_turn(columns: Columns) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 3.4), layout="constrained")
         axes = figure.subplots()
-        keep, exact = where(columns, "Dropout, D = 256", rate, theory)
+        keep, exact = select(columns, rate, theory, curve="Dropout, D = 256")
         axes.plot(keep, exact, color=INK, linestyle="--", linewidth=1, label="cos²θ = keep rate", zorder=1)
         for curve, (_, colour, marker, aside) in TURNS.items():
-            keep, mean, sd = where(columns, curve, rate, mean_name, sd_name)
+            keep, mean, sd = select(columns, rate, mean_name, sd_name, curve=curve)
             beside = [k + aside for k in keep]  # so that bars do not overlap
             axes.errorbar(
                 beside,

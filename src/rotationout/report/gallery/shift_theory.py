@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import nn
 from ...analysis import Moments, limit_ratio, relu_moments, sample_shift
 from ...registry import noise
 from ..style import INK, PALETTE, STYLE, finish
-from . import Columns, Drawing
+from . import Columns, Drawing, columns_of, select
 
-__all__ = ["FIGURES", "columns_of", "relu_features", "where"]
+__all__ = ["FIGURES", "relu_features"]
 
 _ROTATION = {"color": PALETTE["blue"], "linestyle": "none", "marker": "o", "markersize": 6}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -30,17 +29,6 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "RotationOut-b, centred": ("centred-rotation", "b", _ROTATION | {"markerfacecolor": "none"}),
 }
 """Noise, placement and look of every curve. Some are hard to tell apart, so they are lines and points."""
-
-
-def columns_of(names: Sequence[str], rows: Iterable[Sequence[float | str]]) -> Columns:
-    """Columns from rows."""
-    return dict(zip(names, (list(column) for column in zip(*rows, strict=True)), strict=True))
-
-
-def where(columns: Columns, curve: str, *names: str) -> list[list[float]]:
-    """The rows of one curve, column by column."""
-    chosen = [row for row, name in enumerate(columns["curve"]) if name == curve]
-    return [[float(columns[name][row]) for row in chosen] for name in names]
 
 
 @cache
@@ -126,7 +114,7 @@ def _draw_rates(columns: Columns) -> Figure:
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         means, most = figure.subplots(1, 2, sharex=True)
         for curve, (_, _, look) in VARIANTS.items():
-            keep, mean, largest = where(columns, curve, "keep rate", "mean r", "largest r of 64 outputs")
+            keep, mean, largest = select(columns, "keep rate", "mean r", "largest r of 64 outputs", curve=curve)
             means.plot(keep, mean, label=curve, **look)
             most.plot(keep, largest, **look)
         means.set(
@@ -158,7 +146,7 @@ def _draw_distribution(columns: Columns) -> Figure:
         axes = figure.subplots()
         for curve in SHOWN:
             look = VARIANTS[curve][2]
-            ratio, share = where(columns, curve, "r", "share of outputs above r")
+            ratio, share = select(columns, "r", "share of outputs above r", curve=curve)
             # On a logarithmic axis nothing has no place: a curve falls to below the picture, and points end.
             floor = 1e-9 if look.get("marker") is None else float("nan")
             axes.plot(ratio, [s or floor for s in share], label=curve, markevery=3, drawstyle="steps-post", **look)
@@ -186,7 +174,7 @@ def _draw_widths(columns: Columns) -> Figure:
         means, spread = figure.subplots(1, 2, sharex=True)
         for curve in SHOWN:
             look = VARIANTS[curve][2]
-            width, mean, sd, limit = where(columns, curve, "D", "mean r", "sd of r", "limit of r")
+            width, mean, sd, limit = select(columns, "D", "mean r", "sd of r", "limit of r", curve=curve)
             means.plot(width, mean, label=curve, **look)
             spread.plot(width, [s if s > 1e-9 else float("nan") for s in sd], **look)  # none at all: centred Dropout-a
             if not curve.endswith("centred"):

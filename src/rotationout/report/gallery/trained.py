@@ -24,8 +24,7 @@ from ...kinds import listed
 from ...recipes.cifar100 import KEEP, SIGMA, TABLES
 from .. import ghost, shift
 from ..style import PALETTE, STYLE, finish
-from . import Columns, Drawing
-from .shift_theory import columns_of
+from . import Columns, Drawing, columns_of
 
 __all__ = ["figures"]
 
