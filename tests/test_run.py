@@ -199,28 +199,6 @@ def test_two_rows_that_would_have_one_record_are_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize("tasks", ["one task", "many tasks"])
-def test_checkpoints_of_before_processes_shared_runs_are_resumed(tasks: str, tmp_path: Path) -> None:
-    new = make(images(64), images(20, seed=1))
-    first, second = new(config()), new(config())
-    for _ in range(5):
-        first.advance()
-    state = first.state()
-    (random_state,), plan = state.pop("numbers"), state.pop("plan")
-    if tasks == "one task":
-        state["curve"] = state.pop("curves")["test_curve"]
-    old = {**state, "numbers": random_state, "order": plan[:, 0]}
-    del old["scaler"]
-    results.save_checkpoint(tmp_path / "run.pt", config(), old, {})
-    second.restore(results.load_checkpoint(tmp_path / "run.pt", config())[0])
-    assert torch.equal(second.plan[:, 0], first.plan[:, 0])
-    assert (second.step, second.curves, second.losses) == (first.step, first.curves, first.losses)
-    assert torch.equal(second.random_stream.state(), first.random_stream.state())
-    finish(second)
-    assert len(second.losses) == len(second.curves["test_curve"]) == 2
-
-
-@pytest.mark.usefixtures("_small")
 def test_a_gpus_checkpoint_is_resumed_on_a_cpu() -> None:
     """All but its random numbers, 16 bytes there: noise is drawn anew, the order of the images is not."""
     new = make(images(64), images(20, seed=1))

@@ -149,18 +149,6 @@ def test_a_checkpoint_that_does_not_fit_is_told(name: str, plane: list[str], tmp
     assert path.exists()
 
 
-def test_a_checkpoint_from_before_shares_of_the_device_were_counted_is_resumed(tmp_path: Path) -> None:
-    first = job.Job(rows()[0], make, tmp_path, together=4)
-    first.advance()
-    history = {"seconds": 100.0, "machines": [{"device": "an older one"}]}
-    results.save_checkpoint(first.checkpoint, rows()[0], first.run.state(), history)
-    resumed = job.Job(rows()[0], make, tmp_path, together=4)
-    assert resumed.run.step == 1
-    assert resumed.seconds == pytest.approx(100.0, abs=5)
-    assert resumed.device_seconds == pytest.approx(25.0, abs=5)
-    assert resumed.history["machines"][0] == {"device": "an older one"}
-
-
 def test_a_checkpoint_that_a_full_gpu_has_no_room_for_is_not_said_to_be_damaged(
     plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -179,10 +179,6 @@ class Classification(Classifier[Images]):
         blocks: nn.Module = self.network.get_submodule("stages")
         return blocks.children()
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`, also one that an older version of this code wrote."""
-        super().restore(_upgraded_state(state))
-
     def prepare(self, pixels: Tensor) -> Tensor:
         """The network's input for images in bytes: normalised, in channels_last."""
         return cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
@@ -206,7 +202,8 @@ class CifarSource(Held):
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """The number of each image and its random crop, (images, 4)."""
-        return _plan(torch.randperm(len(self), generator=generator), generator)
+        order = torch.randperm(len(self), generator=generator)
+        return torch.cat([order.unsqueeze(1), cifar.draw_cuts(len(self), generator)], dim=1)
 
     def fixed_plan(self) -> Tensor:
         """The middle of every padded image: the image as it is."""
@@ -227,17 +224,3 @@ def _check_chunks(config: ClassificationConfig) -> None:
             f"norm = {config.norm!r} with ghost_batch = {config.ghost_batch} normalises within a process; with "
             f"{processes.size()} of them sync_batchnorm must be False, got True"
         )
-
-
-def _plan(order: Tensor, generator: torch.Generator) -> Tensor:
-    """The plan of an epoch: the number of each image and its random crop, (images, 4)."""
-    return torch.cat([order.unsqueeze(1), cifar.draw_cuts(len(order), generator)], dim=1)
-
-
-def _upgraded_state(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint state in today's format. One from before runs could be shared has no plan: crops are drawn anew."""
-    if "plan" in state:
-        return state
-    plan = _plan(state["order"], torch.Generator().manual_seed(state["step"]))
-    curves = state["curves"] if "curves" in state else {"test_curve": state["curve"]}  # one curve in older states
-    return {**state, "curves": curves, "numbers": [state["numbers"]], "plan": plan}

@@ -118,8 +118,6 @@ class Job:
         """Continue from a checkpoint; if it does not fit this version of the code, an error names its file."""
         try:
             self.run.restore(state)
-            # Older checkpoints lack the run's share of the device's time: it counts as an equal share.
-            history = {"device_seconds": history["seconds"] / self.together, **history}
             self.history = {name: history[name] for name in self.history}
         except torch.cuda.OutOfMemoryError:
             raise

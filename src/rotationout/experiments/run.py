@@ -217,7 +217,7 @@ class Run(abc.ABC):
                     mine[name].copy_(value)
                 else:
                     mine[name] = value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value
-        self.scaler.load_state_dict(state.get("scaler", {}))
+        self.scaler.load_state_dict(state["scaler"])
         self.shuffler.set_state(state["shuffler"])
         self.loss.copy_(state["loss"])
         if self.schedule is not None:

@@ -145,10 +145,10 @@ class VisionRun(Run, Generic[Data]):
         self.plan = state["plan"]
         if len(self.plan):
             self._follow_plan()
-        problems = [Problem(**problem) for problem in state.get("problems", [])]
+        problems = [Problem(**problem) for problem in state["problems"]]
         for source in (self.train_source, self.test_source):
             source.problems = [problem for problem in problems if problem.split == source.split]
-        self.train_source.converted = set(state.get("converted", []))
+        self.train_source.converted = set(state["converted"])
 
 
 def channels_last(network: nn.Module) -> nn.Module:
