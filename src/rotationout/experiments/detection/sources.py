@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..pixels import Normalize, decode, read_all, to_tensor
 from ..problems import UnusableError
-from ..sources import NO_IMAGE, Held
+from ..sources import NO_IMAGE, Held, Source
 from ..streamed import Reader, Streamed
 from . import crops
 from .annotations import Split
@@ -92,7 +92,24 @@ def hold(split: Split, window: int, device: torch.device, *, out: TextIO | None 
     return HeldSplit(kept, window, pixels.to(device), kept.sizes.to(device), boxes, labels, converted)
 
 
-class HeldWindows(Held):
+class _PlannedWindows(Source):
+    """The plans of windows on images, wherever the images are: `HeldWindows` and `LoadedWindows`."""
+
+    window: int
+    scales: tuple[int, int]
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Which image, and what it goes through: (images, 5)."""
+        order = torch.randperm(len(self), generator=generator)
+        return torch.column_stack([order.to(PLAN), crops.draw_plans(len(self), self.scales, generator).to(PLAN)])
+
+    def fixed_plan(self) -> Tensor:
+        """Each image as large as the window."""
+        numbers = torch.arange(len(self), dtype=PLAN)
+        return torch.column_stack([numbers, crops.fixed_plans(len(self), self.window).to(PLAN)])
+
+
+class HeldWindows(_PlannedWindows, Held):
     """Batches of windows that are cut out on the device.
 
     Args:
@@ -103,26 +120,19 @@ class HeldWindows(Held):
 
     def __init__(self, images: HeldSplit, rows: int, scales: tuple[int, int]) -> None:
         super().__init__(rows, 5, images.pixels.device, PLAN)
-        self.images, self.scales, self.split = images, scales, images.split.name
+        self.images, self.split = images, images.split.name
+        self.window, self.scales = images.window, scales
         self._normalize = Normalize(self.device)
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """Which image, and what it goes through: (images, 5)."""
-        return _drawn_plan(len(self), self.scales, generator)
-
-    def fixed_plan(self) -> Tensor:
-        """Each image as large as the window."""
-        return _fixed_plan(len(self), self.images.window)
-
     def batch(self) -> Batch:
         """The current batch, cut out on the device."""
         images, numbers, plans = self.images, self.chosen[:, 0].long(), self.chosen[:, 1:].float()
         sizes = images.sizes[numbers]
-        pixels = crops.cut(images.pixels[numbers], sizes, plans, images.window)
-        boxes, labels = crops.move(images.boxes[numbers], images.labels[numbers], sizes, plans, images.window)
+        pixels = crops.cut(images.pixels[numbers], sizes, plans, self.window)
+        boxes, labels = crops.move(images.boxes[numbers], images.labels[numbers], sizes, plans, self.window)
         return self._normalize(pixels), boxes, labels, numbers != NO_IMAGE
 
 
@@ -169,7 +179,7 @@ class _Windows(Reader):
         return (seen[0], boxes[0], labels[0], torch.tensor(True)), converted
 
 
-class LoadedWindows(Streamed):
+class LoadedWindows(_PlannedWindows, Streamed):
     """Batches of windows on images that worker processes read ahead.
 
     Args:
@@ -181,27 +191,10 @@ class LoadedWindows(Streamed):
 
     def __init__(self, images: LoadedSplit, rows: int, device: torch.device, scales: tuple[int, int]) -> None:
         super().__init__(_Windows(images), rows, device)
-        self.images, self.scales = images, scales
+        self.window, self.scales = images.window, scales
         self._normalize = Normalize(device)
-
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """Which image, and what it goes through: (images, 5)."""
-        return _drawn_plan(len(self), self.scales, generator)
-
-    def fixed_plan(self) -> Tensor:
-        """Each image as large as the window."""
-        return _fixed_plan(len(self), self.images.window)
 
     def batch(self) -> Batch:
         """The current batch, normalised."""
         pixels, boxes, labels, usable = self.tensors
         return self._normalize(pixels), boxes, labels, usable
-
-
-def _drawn_plan(count: int, scales: tuple[int, int], generator: torch.Generator) -> Tensor:
-    order = torch.randperm(count, generator=generator)
-    return torch.column_stack([order.to(PLAN), crops.draw_plans(count, scales, generator).to(PLAN)])
-
-
-def _fixed_plan(count: int, window: int) -> Tensor:
-    return torch.column_stack([torch.arange(count, dtype=PLAN), crops.fixed_plans(count, window).to(PLAN)])
