@@ -1,7 +1,6 @@
 """Speech: labels, the features of a corpus and their file, and batches."""
 
 import csv
-import io
 import os
 import shutil
 import sys
@@ -65,11 +64,12 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @needs_soundfile
-def test_features_that_cannot_be_kept_are_used_all_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_features_that_cannot_be_kept_are_used_all_the_same(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    out = io.StringIO()
-    assert len(features.open_corpus(corpus, cache=tmp_path / "file" / "cache", out=out)) == 24
-    assert f"the features are not kept in {tmp_path / 'file' / 'cache'}: " in out.getvalue()
+    assert len(features.open_corpus(corpus, cache=tmp_path / "file" / "cache")) == 24
+    assert f"the features are not kept in {tmp_path / 'file' / 'cache'}: " in capsys.readouterr().err
 
 
 @needs_soundfile
@@ -111,18 +111,17 @@ def test_features_are_computed_once_and_anew_if_the_corpus_changed(
 
 
 @needs_soundfile
-def test_bad_audio_is_reported_counted_and_left_out(corpus: Path) -> None:
+def test_bad_audio_is_reported_counted_and_left_out(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (corpus / "train" / "u05.wav").unlink()
     cut(corpus / "train" / "u09.wav", 2000)
-    out = io.StringIO()
-    found = features.open_corpus(corpus, out=out)
+    found = features.open_corpus(corpus)
     assert len(found) == 22
     assert counts(found.problems) == {"missing file": 1, "truncated audio": 1}
     assert {problem.name for problem in found.problems} == {"u05", "u09"}
-    assert "u05.wav; it is left out" in out.getvalue()
+    assert "u05.wav; it is left out" in capsys.readouterr().err
     rewrite(corpus / "train" / "u11.wav", torch.zeros(399))
     with pytest.raises(ValueError, match="3 of 24 utterances of 'train' cannot be used, more than one in ten") as error:
-        features.open_corpus(corpus, out=out)
+        features.open_corpus(corpus)
     assert "too short: 1" in str(error.value)
 
 
@@ -158,39 +157,40 @@ def test_a_batch_is_the_utterances_padded() -> None:
 
 
 @needs_soundfile
-def test_of_several_processes_the_first_tells(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_processes_the_first_tells(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (corpus / "train" / "u05.wav").unlink()
     told = {}
     for rank in (0, 1):
-        out = io.StringIO()
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
-        assert features.open_corpus(corpus, out=out).problems
-        assert Speech(made(60, {7: "NO. 7"}), range(60), ALPHABET, "cpu", out).problems
-        told[rank] = out.getvalue().splitlines()
+        assert features.open_corpus(corpus).problems
+        assert Speech(made(60, {7: "NO. 7"}), range(60), ALPHABET, "cpu").problems
+        told[rank] = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in told[0]] == ["train, u05", "train, u7"]
     assert told[1] == []
 
 
-def test_bad_transcripts_are_reported_counted_and_left_out() -> None:
+def test_bad_transcripts_are_reported_counted_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     texts = {3: "", 7: "NO. 7", 11: "A" * 53, 12: "A" * 54}  # 103 frames are enough for 52 equal letters, 106 for 53
-    out = io.StringIO()
-    speech = Speech(made(60, texts), range(60), ALPHABET, "cpu", out)
+    speech = Speech(made(60, texts), range(60), ALPHABET, "cpu")
     assert {problem.name: problem.reason for problem in speech.problems} == {
         "u3": "empty transcript",
         "u7": "unknown character",
         "u11": "transcript too long",
         "u12": "transcript too long",
     }
-    assert "train, u7: text has '.', '7', which the alphabet" in out.getvalue()
-    assert "its 103 frames are too few for" in out.getvalue()
-    assert "CTC needs 105, counting a blank between equal letters" in out.getvalue()
-    assert len(Speech(made(60, {11: "A" * 52}), range(60), ALPHABET, "cpu", out)) == 60
+    told = capsys.readouterr().err
+    assert "train, u7: text has '.', '7', which the alphabet" in told
+    assert "its 103 frames are too few for" in told
+    assert "CTC needs 105, counting a blank between equal letters" in told
+    assert len(Speech(made(60, {11: "A" * 52}), range(60), ALPHABET, "cpu")) == 60
     with pytest.raises(
         ValueError, match=r"2 of 10 utterances of 'train' cannot be used.*the first: u1: its transcript"
     ):
-        Speech(made(10, {1: " ", 2: ""}), range(10), ALPHABET, "cpu", out)
+        Speech(made(10, {1: " ", 2: ""}), range(10), ALPHABET, "cpu")
     with pytest.raises(ValueError, match="there are no utterances"):
-        Speech(made(10), [], ALPHABET, "cpu", out)
+        Speech(made(10), [], ALPHABET, "cpu")
 
 
 def test_speakers_are_held_out_whole_and_always_the_same() -> None:

@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,16 +65,15 @@ def to_tensor(image: Image) -> Tensor:
     return flat.view(image.height, image.width, 3).permute(2, 0, 1)
 
 
-def read_all(
-    split: str, names: Sequence[str], read: Callable[[int], T], out: TextIO | None = None
-) -> tuple[list[T], dict[int, Problem]]:
+def read_all(split: str, names: Sequence[str], read: Callable[[int], T]) -> tuple[list[T], dict[int, Problem]]:
     """Call ``read`` for all images of a split, in threads; its results, and the problems by the index of the image.
+
+    Images with problems are reported. If they are more than a tenth, that is an error.
 
     Args:
         split: the name of the split.
         names: the names of its images.
         read: reads the image of an index; may raise `rotationout.experiments.problems.UnusableError`.
-        out: where to report images that are left out, stderr by default. If more than a tenth are, that is an error.
 
     >>> read_all("val", ["a", "b"], lambda place: 10 * place)
     ([0, 10], {})
@@ -89,7 +88,7 @@ def read_all(
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         found = list(pool.map(attempt, range(len(names))))
     bad = {place: item for place, item in enumerate(found) if isinstance(item, Problem)}
-    report_all(bad.values(), out)
+    report_all(bad.values())
     refuse_if_many(bad.values(), [split] * len(names), "images")
     return [item for item in found if not isinstance(item, Problem)], bad
 

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from . import processes
 
@@ -80,20 +80,16 @@ def facts(problems: Sequence[Problem]) -> dict[str, Any]:
     }
 
 
-def report(problem: Problem, out: TextIO | None = None) -> None:
-    """Print what is left out and why, by default on stderr.
-
-    >>> report(Problem("train", "a.jpg", "missing image", "a.jpg is missing"), sys.stdout)
-    train, a.jpg is missing; it is left out
-    """
-    print(f"{problem.split}, {problem.message}; it is left out", file=sys.stderr if out is None else out)
+def report(problem: Problem) -> None:
+    """Print on stderr what is left out and why."""
+    print(f"{problem.split}, {problem.message}; it is left out", file=sys.stderr)
 
 
-def report_all(problems: Iterable[Problem], out: TextIO | None = None) -> None:
+def report_all(problems: Iterable[Problem]) -> None:
     """Report problems that all processes find, as each reads the whole data set: only the first one prints them."""
     if processes.rank() == 0:
         for problem in problems:
-            report(problem, out)
+            report(problem)
 
 
 def _listed(found: dict[str, int]) -> str:

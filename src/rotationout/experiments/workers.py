@@ -85,18 +85,17 @@ class Share:
         ]
 
 
-def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config]:
+def share_out(work: Share, count: int) -> list[Config]:
     """Run every config that has no record yet in ``count`` processes; return those left over when time is up.
 
-    Each process runs every ``count``-th config, with `rotationout.experiments.sweep.sweep`. SIGINT (Ctrl-C) and SIGTERM
-    are passed on to the processes: all write checkpoints and end, and a second signal ends them at once. If this
-    process dies, the others write checkpoints and end, too. A process that fails does not stop the others; it is an
-    error once they are done.
+    Each process runs every ``count``-th config, with `rotationout.experiments.sweep.sweep`; lines on stderr show how
+    far they are. SIGINT (Ctrl-C) and SIGTERM are passed on to the processes: all write checkpoints and end, and a
+    second signal ends them at once. If this process dies, the others write checkpoints and end, too. A process that
+    fails does not stop the others; it is an error once they are done.
 
     Args:
         work: all configs, and how to run them.
         count: the number of processes.
-        out: where to print their progress, a line now and then; stderr by default.
     """
     if count < 1:
         raise ValueError(f"processes must be at least 1, got {count!r}")
@@ -104,7 +103,7 @@ def share_out(work: Share, count: int, out: TextIO | None = None) -> list[Config
         raise ValueError(f"processes must be 1 under torchrun, whose processes share every run, got {count!r}")
     missing = results.missing(work.folder, work.configs)
     shares = replace(work, configs=missing).split(count)
-    lines = progress.Lines(sys.stderr if out is None else out)
+    lines = progress.Lines(sys.stderr)
     if len(missing) < len(work.configs):
         done = len(work.configs) - len(missing)
         lines.message(f"{done} of {len(work.configs)} runs have a record already")

@@ -13,7 +13,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,8 +100,8 @@ class Split:
         )
 
 
-def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> Split:
-    """Read the images of a split and their boxes; what cannot be used is reported on ``out``, by default stderr."""
+def read_split(folder: Path | str, split: str) -> Split:
+    """Read the images of a split and their boxes; what cannot be used is reported on stderr."""
     root = Path(folder)
     source = root / "annotations" / f"instances_{split}.json"
     images, annotations, categories = read_annotations(source)
@@ -113,7 +113,7 @@ def read_split(folder: Path | str, split: str, *, out: TextIO | None = None) -> 
     refuse_if_many(problems, [split] * len(annotations), "boxes")
     refuse_if_many(bad_images.values(), [split] * len(images), "images")
     problems += bad_images.values()
-    report_all(problems, out)
+    report_all(problems)
     kept = [identity for identity in images if identity not in bad_images]
     found = [box for identity in kept for box in boxes[identity]]
     return Split(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,16 +70,15 @@ class HeldSplit:
         return HeldWindows(self, rows, scales)
 
 
-def hold(split: Split, window: int, device: torch.device, *, out: TextIO | None = None) -> HeldSplit:
+def hold(split: Split, window: int, device: torch.device) -> HeldSplit:
     """Read all images of a split and move them to a device.
 
     Args:
-        split: the split. Images that cannot be read are left out.
+        split: the split. Images that cannot be read are reported and left out.
         window: side in pixels of the windows that will be cut out.
         device: the device that holds the images.
-        out: where to report images that are left out, stderr by default.
     """
-    found, bad = read_all(split.name, [path.name for path in split.paths], lambda index: read_image(split, index), out)
+    found, bad = read_all(split.name, [path.name for path in split.paths], lambda index: read_image(split, index))
     if not found:
         raise ValueError(f"{split.source} has no images that can be used")
     kept = split.without(bad)

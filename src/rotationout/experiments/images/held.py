@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -51,22 +51,21 @@ class HeldImages:
         return HeldSource(self, rows)
 
 
-def hold(files: Files, size: int, short: int, device: torch.device, out: TextIO | None = None) -> HeldImages:
+def hold(files: Files, size: int, short: int, device: torch.device) -> HeldImages:
     """Decode all images of a split and move them to a device.
 
     Args:
-        files: the image files.
+        files: the image files. Those that cannot be read are reported and left out.
         size: side in pixels of the crops that will be taken.
         short: short side in pixels to which all images are resized.
         device: the device that holds the images.
-        out: where to report images that are left out, stderr by default.
     """
 
     def read(index: int) -> tuple[Tensor, bool]:
         image, converted = files.decode(index)
         return to_tensor(fit(image, short)), converted
 
-    found, bad = read_all(files.split, files.names, read, out)
+    found, bad = read_all(files.split, files.names, read)
     labels = torch.tensor([label for index, label in enumerate(files.labels) if index not in bad])
     gone = sorted(set(range(len(files.classes))) - set(labels.tolist()))
     if gone:

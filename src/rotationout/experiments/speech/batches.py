@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -43,25 +42,18 @@ class Batch:
 class Speech:
     """Utterances with their features and labels on one device.
 
-    Utterances are left out, and listed in ``problems``, if their transcript is empty, has a character that the alphabet
-    lacks, or is too long for their frames (CTC needs a frame for every character and one more between equal ones).
+    Utterances are left out, reported, and listed in ``problems``, if their transcript is empty, has a character that
+    the alphabet lacks, or is too long for their frames (CTC needs a frame for every character and one more between
+    equal ones).
 
     Args:
         features: the features of the corpus.
         chosen: the numbers of the utterances to use.
         alphabet: the characters of transcripts.
         device: the device to keep them on.
-        out: where to report utterances that are left out, stderr by default.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        chosen: Sequence[int],
-        alphabet: str,
-        device: torch.device | str,
-        out: TextIO | None = None,
-    ) -> None:
+    def __init__(self, features: Features, chosen: Sequence[int], alphabet: str, device: torch.device | str) -> None:
         self.problems: list[Problem] = []
         kept: list[int] = []
         labels: list[list[int]] = []
@@ -72,7 +64,7 @@ class Speech:
                 labels.append(encode(features.texts[index], alphabet))
             else:
                 self.problems.append(problem)
-        report_all(self.problems, out)
+        report_all(self.problems)
         refuse_if_many(self.problems, (features.splits[index] for index in chosen), "utterances")
         if not kept:
             raise ValueError("there are no utterances to choose from")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,16 +56,13 @@ class Features:
         return len(self.names)
 
 
-def open_corpus(
-    path: Path | str, splits: Sequence[str] | None = None, *, cache: Path | None = None, out: TextIO | None = None
-) -> Features:
+def open_corpus(path: Path | str, splits: Sequence[str] | None = None, *, cache: Path | None = None) -> Features:
     """The features of a corpus: read from a file that `save` wrote, or computed from a folder with audio.
 
     Args:
         path: the file, or the folder (`rotationout.experiments.speech.corpus` describes its layout).
         splits: the splits to read, by default all.
         cache: a folder in which computed features are kept. They are computed again if files of the corpus change.
-        out: where to report progress and problems, stderr by default.
     """
     source = Path(path)
     if source.is_file():
@@ -74,18 +71,17 @@ def open_corpus(
     kept = None if cache is None else cache / f"{source.resolve().name}-{_key(utterances)}.pt"
     if kept is not None and kept.is_file():
         return load(kept)
-    features = compute(utterances, out=out)
+    features = compute(utterances)
     if kept is not None:
         try:
             save(features, kept)
         except (OSError, RuntimeError) as error:  # where nothing can be written, each run computes them
-            print(f"the features are not kept in {cache}: {error}", file=sys.stderr if out is None else out)
+            print(f"the features are not kept in {cache}: {error}", file=sys.stderr)
     return features
 
 
-def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Features:
+def compute(utterances: Sequence[Utterance]) -> Features:
     """Compute the features of all utterances whose audio can be used; report the problems of the others."""
-    out = sys.stderr if out is None else out
     found: dict[int, Tensor] = {}
     problems: list[Problem] = []
     by_speaker: dict[tuple[str, str], list[int]] = {}
@@ -100,10 +96,10 @@ def compute(utterances: Sequence[Utterance], *, out: TextIO | None = None) -> Fe
             except UnusableError as error:
                 name = utterances[index].name
                 problems.append(Problem(utterances[index].split, name, error.reason, f"{name}: {error}"))
-                report_all(problems[-1:], out)
+                report_all(problems[-1:])
         found |= _normalised(spoken)
-        if out.isatty():
-            print(f"\rfeatures of {len(found)} of {len(utterances)} utterances", end="", file=out, flush=True)
+        if sys.stderr.isatty():
+            print(f"\rfeatures of {len(found)} of {len(utterances)} utterances", end="", file=sys.stderr, flush=True)
     refuse_if_many(problems, (utterance.split for utterance in utterances), "utterances")
     order = sorted(found)
     kept = [utterances[index] for index in order]
