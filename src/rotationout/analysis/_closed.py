@@ -9,13 +9,13 @@ from typing import cast
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .. import strength
 from ..kinds import listed
 from ..nn import CentredDropout, GaussianDropout, Uout
 from ..nn.base import CentredNoise
 from ..nn.norm import CrossNorm1d, CrossNorm2d, CrossNorm3d
 from ..nn.rotation import _RotationOutNd
 from ._flow import Flow, Link
+from .law import layer_law
 
 __all__ = ["noises_before", "without"]
 
@@ -56,17 +56,11 @@ def noises_before(flow: Flow, layers: Mapping[str, _BatchNorm], *, averaged: boo
 
 def without(noise: CentredNoise, variance: Tensor) -> Tensor:
     """The variances of features before a noise about their mean, given those after it (label eq145 with c = 0)."""
-    lam = _lam(noise)
-    if not isinstance(noise, _RotationOutNd):
-        return variance / (1 + lam)
-    share = lam / (variance.numel() - 1)
-    return (variance - share * variance.sum() / (1 + lam)) / (1 - share)
-
-
-def _lam(noise: CentredNoise) -> float:
-    """λ of a noise over the whole map, of which blocks cover a share."""
-    covered = noise.coverage if isinstance(noise, _RotationOutNd) and noise.coverage is not None else 1.0
-    return strength.to_lam("dropout", noise.p) * covered
+    law = layer_law(noise)
+    if law.source == "itself":
+        return variance / (1 + law.lam)
+    share = law.lam / (variance.numel() - 1)
+    return (variance - share * variance.sum() / (1 + law.lam)) / (1 - share)
 
 
 def _misfit(layer: _BatchNorm, links: list[Link], calls: int, averaged: bool) -> str | None:
@@ -113,9 +107,9 @@ def _unknown(layer: _BatchNorm, link: Link) -> str | None:
         )
     if not link.aligned:
         return f"{link.source} ({type(noise).__name__}) has its features on another axis than the channels"
-    if isinstance(noise, _RotationOutNd) and _lam(noise) >= layer.num_features - 1:
+    if isinstance(noise, _RotationOutNd) and (lam := layer_law(noise).lam) >= layer.num_features - 1:
         return (
-            f"{link.source} has λ = {_lam(noise):.4g}, with D = {layer.num_features} features: at λ = D − 1 all "
+            f"{link.source} has λ = {lam:.4g}, with D = {layer.num_features} features: at λ = D − 1 all "
             "channels get the same variance, from which the variances before the noise cannot be recovered"
         )
     return None

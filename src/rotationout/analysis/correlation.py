@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import strength
 from ..functional.inputs import check_features
 from .law import NoiseLaw
-from .moments import Moments, check_covariance, total_moments
+from .moments import check_covariance, correlation_of, total_moments
 
 __all__ = ["PairwiseCorrelation", "Turn", "cosine_squared", "dropout_rotation", "pairwise_correlation"]
 
@@ -45,18 +45,17 @@ class PairwiseCorrelation:
     @property
     def before(self) -> Tensor:
         """The correlation without noise."""
-        return Moments(self.added_variance, self.covariance).correlation
+        return correlation_of(self.covariance)
 
     @property
     def by_variance(self) -> Tensor:
         """The correlation with the added variance V alone, without C."""
-        return Moments(self.added_variance, self.covariance + torch.diag_embed(self.added_variance)).correlation
+        return correlation_of(self.covariance + torch.diag_embed(self.added_variance))
 
     @property
     def after(self) -> Tensor:
         """The correlation with noise: both terms."""
-        noisy = self.covariance + torch.diag_embed(self.added_variance) + self.inhibition
-        return Moments(self.added_variance, noisy).correlation
+        return correlation_of(self.covariance + torch.diag_embed(self.added_variance) + self.inhibition)
 
 
 def pairwise_correlation(

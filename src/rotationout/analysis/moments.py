@@ -28,6 +28,7 @@ __all__ = [
     "check_moments",
     "check_single",
     "conditional_moments",
+    "correlation_of",
     "relu_moments",
     "total_moments",
 ]
@@ -53,8 +54,13 @@ class Moments:
     @property
     def correlation(self) -> Tensor:
         """The covariance of the features scaled to variance 1; NaN for one that does not vary."""
-        deviation = self.variance.sqrt()
-        return self.covariance / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
+        return correlation_of(self.covariance)
+
+
+def correlation_of(covariance: Tensor) -> Tensor:
+    """The correlation of features with a covariance (…, D, D); NaN for one that does not vary."""
+    deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    return covariance / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
 
 
 def conditional_moments(

@@ -6,6 +6,7 @@ Ghahramani 2016). These layers keep the direction of their rotation, or their ma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast, overload
 
 from torch import Tensor
@@ -16,19 +17,15 @@ from ..functional import inputs
 from ..functional.packed import check_packed, with_rows
 from ..functional.rotation import turn_about
 from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
-from ..rotation import Draw, check_features
+from ..rotation import check_features
 from .arguments import NEVER_IN_PLACE, checked
 from .base import Noise
-from .rotation import _Preset, _RotationOutNd
+from .rotation import _MAPS, _RotationOutNd
 
 __all__ = ["LockedDropout", "RotationOutSequence"]
 
 
-_SEQUENCES = {
-    "default": _Preset(Draw(pairing_per="example", side="one"), center=None),
-    "paper": _Preset(Draw(pairing_per="example", side="one", law="uniform_angle"), center="batch"),
-    "authors": _Preset(Draw(pairing_per="batch", angle_per="example"), center="batch"),
-}
+_SEQUENCES = {**_MAPS, "default": replace(_MAPS["default"], center=None)}
 
 
 class RotationOutSequence(_RotationOutNd):

@@ -127,15 +127,13 @@ def sums(plan: Plan, x: Tensor, turned: bool, weighted: bool, scale: float, pack
         return _turned_sums(plan, x, scale, packed)
     weight = plan.tan if turned else plan.weight if weighted else (0, 0)
     common = {"WEIGHT": turned or weighted, "PADDED": weighted, "CODE": turned, "FOLLOWS": follows(AFTER)}
-    return (_rows_sums if plan.layout.last else _maps_sums)(plan, x, turned, weight, scale, common)
+    return (_rows_sums if plan.layout.last else _maps_sums)(plan, x, weight, scale, common)
 
 
-def _rows_sums(
-    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
-) -> Sums:
+def _rows_sums(plan: Plan, x: Tensor, weight: tuple[int, int], scale: float, common: dict[str, int]) -> Sums:
     """`sums` with the features last in memory."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
-    each = turned and plan.pairs[0] != 0  # every n has a pairing of its own
+    each = common["CODE"] and plan.pairs[0] != 0  # every n has a pairing of its own
     if weight[0] == rows * weight[1] and not each:  # no matter which n rows are of
         count, rows = 1, count * rows
     short = features <= sizes.SUM_FEATURES and x.element_size() == 2 and _by_rows(plan, x)
@@ -158,9 +156,7 @@ def _rows_sums(
     return Sums(outer * splits, program, None if few else _finish(features, outer * splits))
 
 
-def _maps_sums(
-    plan: Plan, x: Tensor, turned: bool, weight: tuple[int, int], scale: float, common: dict[str, int]
-) -> Sums:
+def _maps_sums(plan: Plan, x: Tensor, weight: tuple[int, int], scale: float, common: dict[str, int]) -> Sums:
     """`sums` on maps."""
     features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
     small = _by_pairs(plan) and x.numel() < sizes.SMALL and rows <= sizes.SMALL_TILE
