@@ -15,7 +15,7 @@ from rotationout import noise
 from rotationout.experiments.speech import features, network, scoring
 from rotationout.experiments.speech.batches import Speech
 from rotationout.experiments.speech.corpus import read_manifest
-from rotationout.experiments.speech.network import Listener, ctc_loss, mirrored
+from rotationout.experiments.speech.network import Listener, _mirror, _turn, ctc_loss
 from rotationout.experiments.speech.text import ALPHABET, encode
 from rotationout.nn.weight_drop import WeightDrop
 
@@ -60,11 +60,12 @@ def test_padding_changes_nothing() -> None:
 
 def test_mirrored_twice_is_as_before() -> None:
     x, lengths = torch.randn(9, 4, 3), torch.tensor([9, 1, 4, 8])
-    turned = mirrored(x, lengths)
+    order = _mirror(lengths, len(x))
+    turned = _turn(x, order)
     for i, length in enumerate(lengths.tolist()):
         assert torch.equal(turned[:length, i], x[:length, i].flip(0))
         assert torch.equal(turned[length:, i], x[length:, i])
-    assert torch.equal(mirrored(turned, lengths), x)
+    assert torch.equal(_turn(turned, order), x)
 
 
 def test_noises_are_where_they_should_be() -> None:

@@ -169,9 +169,10 @@ _NODES = (0.0, 0.5384693101056831, -0.5384693101056831, 0.9061798459386640, -0.9
 _WEIGHTS = (0.5688888888888889, 0.4786286704993665, 0.4786286704993665, 0.2369268850561891, 0.2369268850561891)
 
 
-def _gaussian_angle_to_lam(sigma: float, panels: int = 24) -> float:
+def _gaussian_angle_to_lam(sigma: float) -> float:
     if sigma == 0.0:
         return 0.0
+    panels = 24
     half = min(ANGLE_LIMIT, 12 * sigma) / panels / 2
     moment = mass = 0.0
     for panel in range(panels):

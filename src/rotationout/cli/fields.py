@@ -178,7 +178,6 @@ def _metavar(kind: str) -> str:
     >>> _metavar("float"), _metavar("tuple[int, ...]"), _metavar("dict[str, Any]")
     ('FLOAT', 'INT,INT,…', 'JSON')
     """
-    kind = kind.removesuffix(" | None")
     if kind.startswith("tuple["):
         member = kind.removeprefix("tuple[").partition(",")[0].upper()
         return f"{member},{member},…"
@@ -190,7 +189,6 @@ def _parsed(name: str, kind: str, text: str) -> Any:
     try:
         return _value(kind, text)
     except (ValueError, KeyError):
-        kind = kind.removesuffix(" | None")
         example = next(shown for begins, shown in EXAMPLES.items() if kind.startswith(begins))
         misuse(f"must be {_metavar(kind)}, for instance {example}, got {text!r}", _option(name))
 
@@ -198,11 +196,9 @@ def _parsed(name: str, kind: str, text: str) -> Any:
 def _value(kind: str, text: str) -> Any:
     """A value of a type that is written so.
 
-    >>> _value("tuple[int, ...]", "2,3"), _value("float | None", "none"), _value("bool", "true")
-    ((2, 3), None, True)
+    >>> _value("tuple[int, ...]", "2,3"), _value("float", "0.1"), _value("bool", "true")
+    ((2, 3), 0.1, True)
     """
-    if kind.endswith(" | None"):
-        return None if text.lower() == "none" else _value(kind.removesuffix(" | None"), text)
     plain: dict[str, Callable[[str], Any]] = {
         "int": int,
         "float": float,

@@ -44,7 +44,7 @@ class UnusableError(ValueError):
         return Problem(split, name, self.reason, str(self))
 
 
-def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str = "utterances") -> None:
+def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str) -> None:
     """An error if more than a tenth of a split is bad; ``splits`` has the split of every example, good or bad."""
     bad: dict[str, list[Problem]] = {}
     for problem in problems:

@@ -69,25 +69,25 @@ def _check_complete(path: Path) -> None:
         raise UnusableError("truncated audio", f"{path} is cut off: it lacks {size + 8 - path.stat().st_size} bytes")
 
 
-def log_filter_banks(samples: Tensor, features: int = FEATURES) -> Tensor:
-    """The logarithm of the energy in ``features`` bands of equal width on the mel scale, (frames, features)."""
+def log_filter_banks(samples: Tensor) -> Tensor:
+    """The logarithm of the energy in `FEATURES` bands of equal width on the mel scale, (frames, features)."""
     if samples.ndim != 1 or samples.numel() < WINDOW:
         raise ValueError(f"samples must be a vector of at least {WINDOW}, one frame, got shape {tuple(samples.shape)}")
     frames = samples.unfold(0, WINDOW, HOP) * torch.hann_window(WINDOW, dtype=samples.dtype, device=samples.device)
     power = torch.fft.rfft(frames).abs().square()
-    energy: Tensor = power @ _mel_bands(features).to(power)
+    energy: Tensor = power @ _mel_bands().to(power)
     return energy.clamp(min=1e-10).log()  # finite for digital silence, which has no energy
 
 
-@functools.lru_cache(maxsize=4)
-def _mel_bands(features: int) -> Tensor:
+@functools.cache
+def _mel_bands() -> Tensor:
     """The weight of every frequency of a frame's spectrum in each band, (WINDOW // 2 + 1, features).
 
     Bands are triangles, from the peak of the band before to the peak of the next. The peaks are equally spaced in
     mel(f) = 2595 · log10(1 + f / 700) (O'Shaughnessy 1987), from 0 to half the sample rate.
     """
     top = 2595 * math.log10(1 + SAMPLE_RATE / 2 / 700)
-    corners = 700 * (10 ** (torch.linspace(0, top, features + 2, dtype=torch.float64) / 2595) - 1)
+    corners = 700 * (10 ** (torch.linspace(0, top, FEATURES + 2, dtype=torch.float64) / 2595) - 1)
     low, peak, high = corners[:-2], corners[1:-1], corners[2:]
     frequency = torch.linspace(0, SAMPLE_RATE / 2, WINDOW // 2 + 1, dtype=torch.float64).unsqueeze(1)
     rise, fall = (frequency - low) / (peak - low), (high - frequency) / (high - peak)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ...nn import NoisyLSTM
 from .stepped import both_ways
 
-__all__ = ["Listener", "ctc_loss", "mirrored"]
+__all__ = ["Listener", "ctc_loss"]
 
 CUDNN_LABELS = 255
 """The longest transcript, in labels, that cuDNN's CTC loss accepts."""
@@ -125,17 +125,14 @@ def _aside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def mirrored(x: Tensor, lengths: Tensor) -> Tensor:
-    """Reverse every utterance of (T, N, …) in time; padding stays where it is.
+def _mirror(lengths: Tensor, frames: int) -> Tensor:
+    """For each frame of a flattened (T, N) the index of the frame that replaces it when utterances are reversed.
 
-    >>> mirrored(torch.tensor([[1, 4], [2, 5], [3, 0]]), torch.tensor([3, 2])).T.tolist()
+    Padding stays where it is.
+
+    >>> _turn(torch.tensor([[1, 4], [2, 5], [3, 0]]), _mirror(torch.tensor([3, 2]), 3)).T.tolist()
     [[3, 2, 1], [5, 4, 0]]
     """
-    return _turn(x, _mirror(lengths, len(x)))
-
-
-def _mirror(lengths: Tensor, frames: int) -> Tensor:
-    """For each frame of a flattened (T, N) the index of the frame that replaces it when utterances are reversed."""
     time = torch.arange(frames, device=lengths.device).unsqueeze(1)
     partner = torch.where(time < lengths, lengths - 1 - time, time)
     return (partner * len(lengths) + torch.arange(len(lengths), device=lengths.device)).flatten()

@@ -30,11 +30,13 @@ FIT_LIMIT = 4.5
 about here, and with this limit the fit is the paper's; rarer values would pull at the fit by their seventh powers."""
 
 
-def check_batch_size(batch_size: object, name: str = "batch_size") -> float:
+def check_batch_size(batch_size: object) -> float:
     """A batch size of at least 2 as a float, or an error. It need not be whole: correlated values count in part."""
-    size = check_number(name, batch_size)
+    size = check_number("batch_size", batch_size)
     if not 2.0 <= size < math.inf:
-        raise ValueError(f"{name} must be finite and at least 2, the fewest values that have a variance, got {size!r}")
+        raise ValueError(
+            f"batch_size must be finite and at least 2, the fewest values that have a variance, got {size!r}"
+        )
     return size
 
 
