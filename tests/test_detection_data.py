@@ -30,12 +30,11 @@ def test_a_split_is_read_as_it_is(album: Path) -> None:
     assert split.categories == {3: "red", 8: "blue"}
     assert split.sizes.tolist() == [[96, 128]] * 12
     assert split.ids[:2] == [100, 99]
-    boxes, labels = split.padded_boxes(1, 4)
-    assert labels.tolist() == [0, 1, -1, -1]
-    assert boxes[2:].count_nonzero() == 0
+    boxes, labels = split.boxes_of(1)
+    assert labels.tolist() == [0, 1]
     pixels, converted = read_image(split, 1)
     assert not converted
-    for box, colour in zip(boxes[:2].int().tolist(), (RED, BLUE), strict=True):
+    for box, colour in zip(boxes.int().tolist(), (RED, BLUE), strict=True):
         left, top, right, bottom = box
         assert (pixels[:, top:bottom, left:right] == torch.tensor(colour).view(3, 1, 1)).all()
 
@@ -83,7 +82,10 @@ def test_a_bad_box_is_left_out_by_name(bbox: Any, reason: str, album: Path, caps
     }
     assert "train_2.png, box 5: " in capsys.readouterr().err
     assert len(split) == 12
-    assert split.padded_boxes(2, 2)[1].tolist() == [0, -1]
+    boxes, labels = split.padded_boxes(2)
+    assert labels.tolist() == [0, -1]
+    assert boxes[1].count_nonzero() == 0
+    assert torch.equal(boxes[:1], split.boxes_of(2)[0])
     assert len(ground_truth(split.source)["annotations"]) == 23, "nor is it scored against"
 
 
@@ -158,7 +160,7 @@ def test_a_bad_image_is_left_out_by_name(
     assert "train, train_3.png " in capsys.readouterr().err
     assert (len(held), len(held.pixels), len(held.boxes)) == (11, 11, 11)
     assert held.split.ids[3] == 96
-    torch.testing.assert_close(held.boxes, torch.stack([held.split.padded_boxes(i, 2)[0] for i in range(11)]))
+    torch.testing.assert_close(held.boxes, torch.stack([held.split.padded_boxes(i)[0] for i in range(11)]))
     source = LoadedSplit(before, 128).source(2, CPU, (100, 160))  # that was read when the image was still there
     source.begin(source.fixed_plan()[2:4].unsqueeze(0))
     source.take(0)
@@ -198,7 +200,7 @@ def test_an_image_without_any_box_stays(album: Path) -> None:
     edit(album, "train", empty)
     split = read_split(album, "train")
     assert (len(split), split.problems) == (12, [])
-    assert split.padded_boxes(0, 2)[1].tolist() == [-1, -1]
+    assert split.padded_boxes(0)[1].tolist() == [-1, -1]
 
 
 def lose(content: dict[str, Any], count: int) -> None:

@@ -159,7 +159,7 @@ def test_detections_are_scored_later_as_at_once(album: Path, tmp_path: Path, mon
         return seen
 
     split = training.read_split(album, "test")
-    run_boxes = {index: split.padded_boxes(min(index, 2), 2)[0] for index in range(4)}
+    run_boxes = {index: split.padded_boxes(min(index, 2))[0] for index in range(4)}
     monkeypatch.setattr(training.Detector, "detect", surely_seen)
     records = {}
     for place, there in (("at once", True), ("later", False)):

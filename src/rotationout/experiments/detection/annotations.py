@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..problems import Problem, UnusableError, refuse_if_many, report_all
 
@@ -70,16 +71,16 @@ class Split:
         """The largest number of boxes in an image."""
         return int(self.starts.diff().max())
 
-    def padded_boxes(self, index: int, max_boxes: int | None = None) -> tuple[Tensor, Tensor]:
-        """The boxes of an image, (max_boxes, 4), and their labels, (max_boxes,), padded with zeros and with −1.
-
-        ``max_boxes`` is by default that of the split.
-        """
-        max_boxes = self.max_boxes if max_boxes is None else max_boxes
+    def boxes_of(self, index: int) -> tuple[Tensor, Tensor]:
+        """The boxes of an image, (n, 4), and their labels, (n,)."""
         begin, end = self.starts[index : index + 2].tolist()
-        boxes, labels = torch.zeros(max_boxes, 4), torch.full((max_boxes,), -1)
-        boxes[: end - begin], labels[: end - begin] = self.boxes[begin:end], self.labels[begin:end]
-        return boxes, labels
+        return self.boxes[begin:end], self.labels[begin:end]
+
+    def padded_boxes(self, index: int) -> tuple[Tensor, Tensor]:
+        """The boxes of an image, (max_boxes, 4), and their labels, (max_boxes,), padded with zeros and with −1."""
+        boxes, labels = self.boxes_of(index)
+        missing = self.max_boxes - len(labels)
+        return F.pad(boxes, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=-1)
 
     def without(self, problems: dict[int, Problem]) -> Split:
         """The split without some bad images, given the problem of each by its index."""

@@ -41,7 +41,7 @@ def examples(split: Split, found: Tensor) -> list[dict[str, Any]]:
     names = list(split.categories.values())
     shown = []
     for index in range(0, len(split), max(1, len(split) // SHOWN))[:SHOWN]:
-        boxes, labels = split.padded_boxes(index, int(split.starts[index : index + 2].diff()))
+        boxes, labels = split.boxes_of(index)
         mine = found[(found[:, 0] == split.ids[index]) & (found[:, 6] >= SURE)][:MOST_SHOWN].tolist()
         shown.append(
             {
