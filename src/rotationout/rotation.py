@@ -269,13 +269,8 @@ def sample(
 ) -> Rotation:
     """`sample_rotation` after the checks, for a law with parameter ``scale``: a number, or a tensor on the device."""
     source = random_source(generator, device)
-
-    def shared(per: str) -> tuple[int, ...]:
-        if per == "row":
-            return leading
-        return tuple(n if per == "example" and axis == batch_axis else 1 for axis, n in enumerate(leading))
-
-    pairs, angles = shared(draw.pairing_per), shared(draw.angle_per)
+    pairs = shape_of_draws(leading, draw.pairing_per, batch_axis)
+    angles = shape_of_draws(leading, draw.angle_per, batch_axis)
     structured, one_sided = draw.pairing == "structured", draw.side == "one"
     kernels = dispatch.sampler(device, features, structured)
     if kernels is not None:
@@ -296,6 +291,17 @@ def sample(
     if features % 2:  # one feature is idle in every draw: the others make up for it
         tan = tan * math.sqrt(features / (features - 1))
     return Rotation(tan, index, features, seed)
+
+
+def shape_of_draws(leading: tuple[int, ...], per: str, batch_axis: int | None) -> tuple[int, ...]:
+    """The axes before the features, with size 1 where rows share a draw: each row, example or batch gets its own.
+
+    >>> [shape_of_draws((3, 4, 5), per, batch_axis=0) for per in ("row", "example", "batch")]
+    [(3, 4, 5), (3, 1, 1), (1, 1, 1)]
+    """
+    if per == "row":
+        return leading
+    return tuple(n if per == "example" and axis == batch_axis else 1 for axis, n in enumerate(leading))
 
 
 def random_source(generator: torch.Generator | None, device: torch.device | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .. import strength
 from ..functional.sequences import sequence_axis
 from ..nn import LockedDropout, ShakeShake
 from ..nn.rotation import _RotationOutNd
-from ..rotation import leading_batch_axis
+from ..rotation import leading_batch_axis, shape_of_draws
 from .law import is_stochastic_depth
 
 __all__ = ["cutout_chances", "mask_of_element", "one_sided_correlation", "tangent_products"]
@@ -54,7 +54,7 @@ def tangent_products(noise: _RotationOutNd, shape: Sequence[int], axis: int, bat
     batch_axis = leading_batch_axis(batch_dim, axis, len(shape), noise.draw)
 
     def same(per: str) -> Tensor:
-        sizes = [n if per == "row" or (per == "example" and a == batch_axis) else 1 for a, n in enumerate(leading)]
+        sizes = shape_of_draws(leading, per, batch_axis)
         number = torch.arange(math.prod(sizes)).view(sizes).expand(leading).flatten()
         return number[:, None] == number
 
