@@ -1,4 +1,4 @@
-"""Helpers for studies with a command of their own (`small_batch`): argument parsing, exit codes, one-line errors."""
+"""Helpers for studies with a command of their own (`small_batch`, `forms`): arguments, exit codes, one-line errors."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class ChunkedNorm(_BatchNorm):
         return mean.expand(each).flatten(0, 1), inverse.expand(each).flatten(0, 1), unbiased.expand(each).flatten(0, 1)
 
     def _affine(self, x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-        """γ·(x − mean)·inverse + β, for (N, C) or (C,) statistics, as one multiplication and addition."""
+        """γ·(x − mean)·inverse + β, for (N, C) statistics, as one multiplication and addition."""
         scale = inverse if self.weight is None else inverse * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
         shape = (-1, x.size(1)) + (1,) * (x.ndim - 2)
