@@ -16,7 +16,7 @@ from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100, detection, images, speech
 from rotationout.recipes.search import BEST, SEARCH, STRONG
 from rotationout.report import digits, forms, ghost, reproduced, search, shift, small_batch, table1, verdicts
-from rotationout.report.cells import by_row, mean_lead, shown_p
+from rotationout.report.cells import by_row, mean_lead, shown_p, signed, spread
 from rotationout.report.page import Table
 
 from .cells import RESULTS, markdown
@@ -72,14 +72,14 @@ def _forms() -> dict[str, str]:
     study = FormsStudy.load(RESULTS / "forms.json")
     zeros = "zeros stay zero"
     gaps = {
-        "dropout": ("Dropout", "default"),
-        "over_none": ("default", "no noise"),
-        "over_dropout2d": ("default", "Dropout2d"),
+        "forms_dropout": ("Dropout", "default"),
+        "forms_over_none": ("default", "no noise"),
+        "forms_over_dropout2d": ("default", "Dropout2d"),
     }
-    found = {f"forms_{name}": forms.signed(*study.paired_difference("maps", *pair)) for name, pair in gaps.items()}
+    found = {name: signed(*study.paired_difference("maps", *pair), scale=100) for name, pair in gaps.items()}
     for network in NETWORKS:
         for name, pair in {"zeros": (zeros, DEFAULT), "dropout_zeros": ("Dropout", zeros)}.items():
-            found[f"forms_{name}_{network}"] = forms.signed(*study.paired_difference(network, *pair))
+            found[f"forms_{name}_{network}"] = signed(*study.paired_difference(network, *pair), scale=100)
         errors = (study.paired_difference(network, form)[1] for form in FORMS[network] if form != DEFAULT)
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
     return {**found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}
@@ -93,11 +93,11 @@ def _protocol() -> dict[str, str]:
     means = {row: statistics.fmean(run["last10_top1"] for run in found) for row, found in runs.items()}
     rows = []
     for row in sorted(means, key=lambda row: -means[row]):
-        spread = [digits.percent([run[key] / 100 for run in runs[row]]) for key in ("last10_top1", "best_top1")]
-        rows.append([*row, str(len(runs[row])), *spread])
+        points = [spread([run[key] for run in runs[row]]) for key in ("last10_top1", "best_top1")]
+        rows.append([*row, str(len(runs[row])), *points])
     ramp = {row: means[row] - means[row[0], "no ramp", row[2]] for row in sorted(means) if row[1] == "ramp"}
     decay = {row: means[row] - means[row[0], row[1], "1e-4"] for row in means if row[2] == "5e-4"}
-    effects = {form: ", ".join(f"{ramp[row]:+.2f}" for row in ramp if row[0] == form) for form, _, _ in ramp}
+    effects = {form: ", ".join(signed(ramp[row]) for row in ramp if row[0] == form) for form, _, _ in ramp}
     first = records[0]["config"]
     return {
         "protocol_table": markdown(["preset", "ramp", "weight decay", "n", "last 10 epochs, %", "best epoch, %"], rows),
@@ -105,7 +105,7 @@ def _protocol() -> dict[str, str]:
         "protocol_steps": f"{first['steps']:,}",
         "protocol_held_out": f"{first['held_out']:,}",
         "protocol_ramp": f"{max(record['config']['ramp'] for record in records):,}",
-        "protocol_ramp_effects": "; ".join(f"{form} {two}" for form, two in effects.items()).replace("-", "−"),
+        "protocol_ramp_effects": "; ".join(f"{form} {two}" for form, two in effects.items()),
         "protocol_decay_effects": f"{min(decay.values()):.2f} to {max(decay.values()):.2f}",
         "protocol_p": f"{first['p']:g}",
         "protocol_spread": f"{max(means.values()) - min(means.values()):.2f}",
@@ -199,8 +199,8 @@ def _strong() -> dict[str, str]:
         "strong_lead": f"{lead.mean:.2f}",
         "strong_interval": f"{lead.low:.2f} to {lead.high:.2f}",
         "strong_p": shown_p(lead.p),
-        "strong_change": f"{2 * half.mean:+.2f}".replace("-", "−"),
-        "strong_change_interval": f"{2 * half.low:+.2f} to {2 * half.high:+.2f}".replace("-", "−"),
+        "strong_change": signed(2 * half.mean),
+        "strong_change_interval": f"{signed(2 * half.low)} to {signed(2 * half.high)}",
         "table1_lead_weak": f"{mean_lead([(less[theirs[rotation]], less[dropout])]).mean:.2f}",
         **dict(zip(("strong_decay_none", "strong_decay_dropout", "strong_decay_rotation"), added, strict=True)),
         "strong_coadaptation_table": shift.coadaptation_table(records).markdown(),
@@ -218,7 +218,7 @@ def _searched() -> dict[str, str]:
     dropout, rotation = (f"{points[row] - points['none']:.2f}" for row in BEST)
     centred, origin = points["rotation sigma 0.500"], points["rotation sigma 0.500, not centred"]
     kept = {row: row.removesuffix(", zeros stay zero") for row in points if row.endswith(", zeros stay zero")}
-    zeros = " and ".join(f"{points[row] - points[default]:+.2f}".replace("-", "−") for row, default in kept.items())
+    zeros = " and ".join(signed(points[row] - points[default]) for row, default in kept.items())
     return {
         "search_level": f"{search.LEVEL:g}",
         "search_zeros": zeros,

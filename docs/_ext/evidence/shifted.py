@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from rotationout.experiments.records import mean_sd
 from rotationout.experiments.results import read_records
 from rotationout.recipes.search import BEST, STRONG
 from rotationout.report import shift, table1, verdicts
-from rotationout.report.cells import by_row, p_value, shown_p, spread
+from rotationout.report.cells import by_row, p_value, shown_p, signed, spread
 
 from .accuracy import TABLE1
 from .cells import RESULTS, span
@@ -79,10 +80,10 @@ def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
         if not measured:
             continue
         stored = [one["stored_r_mean"] for one in measured]
-        gains = spread([_state(run, state)["top1"] - _state(run)["top1"] for run in runs])
+        gains = [_state(run, state)["top1"] - _state(run)["top1"] for run in runs]
         found |= {
             f"shift_top1_{state}_{name}": spread([one["top1"] for one in measured]),
-            f"shift_gain_{state}_{name}": gains.replace("-", "−") if gains.startswith("-") else f"+{gains}",
+            f"shift_gain_{state}_{name}": signed(*mean_sd(gains)),
             f"shift_stored_{state}_{name}": spread([statistics.fmean(blocks) for blocks in stored]),
             f"shift_first_{state}_{name}": spread([blocks[0] for blocks in stored]),
             f"shift_last_{state}_{name}": spread([blocks[-1] for blocks in stored]),

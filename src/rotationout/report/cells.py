@@ -22,6 +22,7 @@ __all__ = [
     "paired_p_value",
     "ran",
     "shown_p",
+    "signed",
     "significance",
     "spread",
 ]
@@ -72,14 +73,24 @@ def averaged(records: Sequence[dict[str, Any]]) -> str:
     return f"{'One run per row' if single else 'Mean ± standard deviation over runs'}; {ran(records)}"
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation, the mean alone where there is one value.
+def spread(values: Sequence[float], *, scale: float = 1.0) -> str:
+    """Mean ± standard deviation, both times ``scale``; the mean alone where there is one value.
 
-    >>> spread([1.0, 3.0]), spread([2.0])
+    >>> spread([1.0, 3.0]), spread([0.02], scale=100)
     ('2.00 ± 1.41', '2.00')
     """
     mean, sd = mean_sd(values)
-    return f"{mean:.2f}" if math.isnan(sd) else f"{mean:.2f} ± {sd:.2f}"
+    return f"{scale * mean:.2f}" if math.isnan(sd) else f"{scale * mean:.2f} ± {scale * sd:.2f}"
+
+
+def signed(mean: float, error: float = math.nan, *, scale: float = 1.0) -> str:
+    """A difference with its sign, and ± its error if it has one, both times ``scale``.
+
+    >>> signed(-1.234, 0.2), signed(0.01, scale=100)
+    ('−1.23 ± 0.20', '+1.00')
+    """
+    text = f"{scale * mean:+.2f}".replace("-", "−")
+    return text if math.isnan(error) else f"{text} ± {scale * error:.2f}"
 
 
 def p_value(one: Sequence[float], other: Sequence[float]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 
-from ..experiments.records import LABELS, Study, mean_sd
+from ..experiments.records import LABELS, Study
 from . import figures, style
+from .cells import signed, spread
 from .page import Section, Table
 
 __all__ = ["sections", "strength_table", "summary_table", "verdict", "write"]
@@ -19,15 +19,12 @@ def percent(values: list[float]) -> str:
     >>> percent([0.93, 0.95])
     '94.00 ± 1.41'
     """
-    mean, sd = mean_sd(values)
-    return f"{100 * mean:.2f}" + ("" if math.isnan(sd) else f" ± {100 * sd:.2f}")
+    return spread(values, scale=100)
 
 
 def difference(study: Study, p: float | None = None) -> str:
     """RotationOut − Dropout in percentage points, with its standard error over the paired seeds."""
-    mean, error = study.paired_difference("rotationout", "dropout", p)
-    text = f"{100 * mean:+.2f}".replace("-", "−")
-    return text if math.isnan(error) else f"{text} ± {100 * error:.2f}"
+    return signed(*study.paired_difference("rotationout", "dropout", p), scale=100)
 
 
 def summary_table(study: Study) -> Table:

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from ..experiments.forms import DEFAULT, NETWORKS, OTHERS, FormsStudy
 from . import style
-from .cells import CLEAR, is_clear
+from .cells import CLEAR, is_clear, signed
 from .digits import percent
 from .page import Section, Table
 from .terminal import print_table
 
-__all__ = ["CLEAR", "figure", "sections", "show", "signed", "table", "verdict"]
+__all__ = ["CLEAR", "figure", "sections", "show", "table", "verdict"]
 
 CAPTION = f"Difference in test accuracy to the default form, and {CLEAR:g} standard errors either side."
 LAYERS = {"vectors": "RotationOut", "maps": "RotationOut2d"}
@@ -25,7 +25,7 @@ def table(study: FormsStudy, network: str) -> Table:
     """A row for each form: test accuracy, and how much it has over the default form."""
     rows = []
     for one in study.of(network):
-        change = "–" if one.form == DEFAULT else signed(*study.paired_difference(network, one.form))
+        change = "–" if one.form == DEFAULT else signed(*study.paired_difference(network, one.form), scale=100)
         rows.append([one.form, percent(one.test_accuracy), percent(one.train_accuracy), change])
     return Table(["form", "test accuracy, %", "train accuracy, %", "difference ± s.e."], rows)
 
@@ -41,7 +41,7 @@ def verdict(study: FormsStudy, network: str) -> str:
     for group, forms in groups.items():
         differences = {form: study.paired_difference(network, form) for form in forms}
         clear = {form: pair for form, pair in differences.items() if is_clear(*pair)}
-        named = ", ".join(f"{form} ({signed(*pair)})" for form, pair in clear.items())
+        named = ", ".join(f"{form} ({signed(*pair, scale=100)})" for form, pair in clear.items())
         said.append(f"{group}: {len(clear)} of {len(forms)} clearly different{': ' if named else ''}{named}.")
     return (
         f"Test accuracy beside the default form of {LAYERS[network]}, in points. {' '.join(said)} Clearly means by "
@@ -98,13 +98,3 @@ def show(study: FormsStudy, console: Console) -> None:
     for network in NETWORKS:
         print_table(table(study, network), f"Forms of {LAYERS[network]} on digits", console)
         console.print(verdict(study, network), highlight=False)
-
-
-def signed(mean: float, error: float) -> str:
-    """A difference of fractions in percentage points, with its standard error if there is one.
-
-    >>> signed(-0.0123, 0.002), signed(0.01, math.nan)
-    ('−1.23 ± 0.20', '+1.00')
-    """
-    text = f"{100 * mean:+.2f}".replace("-", "−")
-    return text if math.isnan(error) else f"{text} ± {100 * error:.2f}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
 from . import style, verdicts
-from .cells import by_row, paired_p_value, ran, significance, spread
+from .cells import by_row, paired_p_value, ran, signed, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
@@ -63,8 +62,9 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
     for row, runs in usable(records, "variance_shift").items():
         states = [run["variance_shift"]["states"] for run in runs]
         accuracy = spread([state["trained"]["top1"] for state in states])
-        gains = [_shown(_gains(states, repair)) for repair in STATES if repair != "trained"]
-        lines.append([row, str(len(runs)), spread(_mean_shift(runs)), accuracy, *gains])
+        gains = [_gains(states, repair) for repair in STATES if repair != "trained"]
+        shown = [signed(*mean_sd(gain)) if gain else "–" for gain in gains]
+        lines.append([row, str(len(runs)), spread(_mean_shift(runs)), accuracy, *shown])
     labels = [label for state, label in STATES.items() if state != "trained"]
     return Table(["row", "runs", "r, mean", "as trained, %", *labels], lines)
 
@@ -191,11 +191,3 @@ def _sides(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -
 def _gains(states: Sequence[dict[str, Any]], repair: str) -> list[float]:
     """What a repair adds to accuracy, run by run; none if it was refused."""
     return [state[repair]["top1"] - state["trained"]["top1"] for state in states if "top1" in state[repair]]
-
-
-def _shown(gains: Sequence[float]) -> str:
-    if not gains:
-        return "–"
-    mean, sd = mean_sd(gains)
-    text = f"{mean:+.2f}".replace("-", "−")
-    return text if math.isnan(sd) else f"{text} ± {sd:.2f}"

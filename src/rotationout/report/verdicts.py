@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
-from .cells import by_row, p_value, shown_p
+from .cells import by_row, p_value, shown_p, signed
 
 __all__ = ["LEVEL", "MEANING", "compared", "finding", "place", "verdict"]
 
@@ -72,7 +72,7 @@ def place(
     else:
         where = side if p < LEVEL else UNCLEAR
         chance = f", p = {shown_p(p)}".replace("= <", "<")
-    return where, f"{difference:+.2f} {unit}".replace("-", "−") + chance
+    return where, f"{signed(difference)} {unit}{chance}"
 
 
 def verdict(
