@@ -26,7 +26,8 @@ from rotationout.experiments.images.training import ImageClassification, load_im
 from rotationout.experiments.sources import NO_IMAGE
 from rotationout.experiments.tasks import maker
 from rotationout.recipes import TABLES
-from rotationout.report.table2 import PAPER, section, table2
+from rotationout.report.table2 import PAPER, section
+from rotationout.report.table2 import table as table2
 
 CPU = torch.device("cpu")
 ROWS = [row.row for row in TABLES["imagewoof"]()]

@@ -18,18 +18,21 @@ from rotationout import cli
 from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
 from rotationout.recipes.search import SEARCH
-from rotationout.report import reproduced, search, whole
+from rotationout.report import ghost, reproduced, search, shift, whole
 from rotationout.report.cells import by_row
 from rotationout.report.curves import curves_figure
 from rotationout.report.gallery.catalogue import all_figures
+from rotationout.report.modules import module_of
 from rotationout.report.page import Section, Table, render
-from rotationout.report.table1 import PAPER, RIVALS, drawn, prose, rivals_lead, table1
+from rotationout.report.table1 import PAPER, RIVALS, drawn, prose, rivals_lead, section
+from rotationout.report.table1 import table as table1
 from rotationout.report.table2 import prose as table2_prose
-from rotationout.report.table2 import table2
+from rotationout.report.table2 import table as table2
 from rotationout.report.table3 import prose as table3_prose
-from rotationout.report.table3 import table3, verdict
+from rotationout.report.table3 import table as table3
+from rotationout.report.table3 import verdict
 from rotationout.report.table4 import prose as table4_prose
-from rotationout.report.table4 import table4
+from rotationout.report.table4 import table as table4
 
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -191,13 +194,13 @@ def test_curves_say_on_which_examples_they_were_measured(monkeypatch: pytest.Mon
         records = read_records(ROOT / "results", recipe)
         (axes,) = curves_figure(records).axes
         assert axes.get_ylabel() == ("held-out accuracy, %" if held else "test accuracy, %")
-        assert whole._table(recipe, records).caption.startswith("Accuracy on held-out" if held else "Test accuracy")
+        assert section(recipe, records).caption.startswith("Accuracy on held-out" if held else "Test accuracy")
     searched = read_records(ROOT / "results", SEARCH)
     lines = []
     monkeypatch.setattr(search, "curves_figure", lambda shown: lines.append(set(by_row(shown))) or Figure())
-    section = search.section("A search", searched)
+    made = search.section(SEARCH, searched)
     assert lines == [{row for row in by_row(searched) if "," not in row}]
-    assert section.caption.endswith("Other forms than the default are not shown.")
+    assert made.caption.endswith("Other forms than the default are not shown.")
 
 
 def test_a_run_of_one_epoch_is_a_point() -> None:
@@ -329,6 +332,15 @@ def test_sentences_in_cells_are_wrapped() -> None:
     page = render("title", "lead", [Section("a part", [], table)], "footer")
     assert "<td>70.1</td>" in page
     assert '<td class="words">ahead of' in page
+
+
+def test_every_table_has_a_module_that_shows_it_under_a_title() -> None:
+    for name in TABLES:
+        module = module_of(name)
+        assert all(callable(getattr(module, part)) for part in ("table", "prose", "verdict", "section")), name
+        assert name in module.TITLES
+    assert module_of(shift.RECIPE) is shift
+    assert module_of(ghost.RECIPE) is ghost
 
 
 def test_every_table_has_a_verdict() -> None:

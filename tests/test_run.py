@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,7 +109,9 @@ def rows() -> list[PlaneConfig]:
 @pytest.fixture
 def plane(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The task is known; options for its data and folders."""
-    task = tasks.Task("planes", "a folder with count", load, Plane, table, data_fields=("inputs",))
+    task = tasks.Task("planes", "a folder with count", load, Plane, "plane", data_fields=("inputs",))
+    report = SimpleNamespace(table=table, prose=lambda records: [], verdict=lambda records: "")
+    monkeypatch.setitem(sys.modules, "rotationout.report.plane", report)
     monkeypatch.setitem(tasks.TASKS, PlaneConfig, task)
     monkeypatch.setitem(TABLES, "plane", rows)
     (tmp_path / "count").write_text("20")
@@ -159,7 +163,7 @@ def test_data_are_read_once_for_all_runs_that_share_them(plane: list[str], monke
         read.append(config.inputs)
         return load(config, *rest)
 
-    monkeypatch.setitem(tasks.TASKS, PlaneConfig, tasks.Task("", "", counted, Plane, table, task.data_fields))
+    monkeypatch.setitem(tasks.TASKS, PlaneConfig, tasks.Task("", "", counted, Plane, "plane", task.data_fields))
     new = tasks.maker(Path(plane[1]), torch.device("cpu"))
     for inputs in (4, 2, 4):
         assert new(rows()[0].replace(inputs=inputs)).data.size(1) == inputs

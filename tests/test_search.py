@@ -12,7 +12,8 @@ from rotationout.experiments.classification import build_network
 from rotationout.experiments.results import read_records
 from rotationout.recipes import search as recipe
 from rotationout.recipes.cifar100 import resnet110
-from rotationout.report import cifar100, search, whole
+from rotationout.report import search
+from rotationout.report.modules import module_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS = {row.row: row for row in recipe.search_rows()}
@@ -145,13 +146,14 @@ def test_no_verdict_without_all_three() -> None:
 @pytest.mark.parametrize("table", [recipe.SEARCH, recipe.STRONG])
 def test_tables_and_sections(table: str) -> None:
     records = [{**run, "recipe": table} for run in strong(71, 72, 73)]
-    cells = cifar100.table(records)
+    assert module_of(table) is search
+    cells = search.table(records)
     assert cells.rows[2] == [recipe.BEST[1], "3", "73.10 ± 0.10", "73.40 ± 0.10", "< 0.001", "< 0.001"]
     assert cells.rows[1][-1] == "–", "the best Dropout against itself"
     assert not any("paper" in name for name in cells.header)
     assert "Mean ± standard deviation" in search.prose(records)[0]
     assert search.prose(records[::3])[0].endswith("One run per row; 3 runs in all, on a GPU."), "no p-values to explain"
-    made = cifar100.SECTIONS[table](whole.TITLES[table], records)
+    made = search.section(table, records)
     assert made.table == cells
-    assert made.finding == cifar100.verdict(records)
+    assert made.finding == search.verdict(records)
     assert ("RotationOut is ahead" in made.finding) == (table == recipe.STRONG)

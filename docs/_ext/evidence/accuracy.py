@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from scipy.stats import t
@@ -13,11 +12,11 @@ from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
-from rotationout.recipes import TABLES, cifar100, detection, images, speech
+from rotationout.recipes import TABLES, cifar100
 from rotationout.recipes.search import BEST, SEARCH, STRONG
 from rotationout.report import digits, forms, ghost, reproduced, search, shift, small_batch, table1, verdicts
 from rotationout.report.cells import by_row, mean_lead, shown_p, signed, spread
-from rotationout.report.page import Table
+from rotationout.report.modules import module_of
 
 from .cells import RESULTS, markdown
 from .vectors import RECIPE as VECTORS
@@ -153,15 +152,13 @@ def _small_batch() -> dict[str, str]:
 
 def _tables() -> dict[str, str]:
     """The paper's tables beside what is recorded of each, or a sentence that nothing is."""
-    recipes = {"table1": cifar100, "table2": images, "table3": detection, "table4": speech}
-    found: dict[str, list[str]] = {number: [] for number in recipes}
+    found: dict[str, list[str]] = {task.report: [] for task in TASKS.values()}  # table1 to table4
     for name, configs in TABLES.items():
         records = [] if name in ELSEWHERE else read_records(RESULTS, name)
         if records:
-            task = TASKS[type(configs()[0])]
-            number = next(number for number, module in recipes.items() if name in module.TABLES)
-            said = [f"`{name}`:", task.table(records).markdown(), *task.prose(records), task.verdict(records)]
-            found[number].append("\n\n".join(said))
+            report = module_of(name)
+            said = [f"`{name}`:", report.table(records).markdown(), *report.prose(records), report.verdict(records)]
+            found[TASKS[type(configs()[0])].report].append("\n\n".join(said))
     texts = {key: "\n\n".join(parts) or _nothing(key.replace("table", "Table ")) for key, parts in found.items()}
     whole = reproduced.table(RESULTS)
     return {**texts, "reproduced_table": whole.markdown(), "reproduced_meaning": verdicts.MEANING}
@@ -173,14 +170,10 @@ def _nothing(what: str) -> str:
 
 def _studies() -> dict[str, str]:
     """Tables of other trained networks: stronger weight decay, and ghost batches."""
-    makers: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Table]]] = {
-        "search_table": (SEARCH, search.table),
-        "strong_table": (STRONG, search.table),
-    }
     found = {}
-    for key, (recipe, make) in makers.items():
+    for key, recipe in {"search_table": SEARCH, "strong_table": STRONG}.items():
         records = read_records(RESULTS, recipe)
-        found[key] = make(records).markdown() if records else _nothing(f"`{recipe}`")
+        found[key] = search.table(records).markdown() if records else _nothing(f"`{recipe}`")
     return {**found, **_searched(), **_strong(), **_ghosts()}
 
 

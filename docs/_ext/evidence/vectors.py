@@ -29,7 +29,7 @@ def texts() -> dict[str, str]:
     rows = by_row(records)
     means = {row: statistics.fmean(run[table1.POINTS] for run in runs) for row, runs in rows.items()}
     lead, _ = table1.rivals_lead(records)
-    table = table1.table1(records)
+    table = table1.table(records)
     return {
         "mlp_table": table.markdown(),
         "mlp_tests": str(sum(row[column] != "–" for row in table.rows for column in _of_tests(table.header))),

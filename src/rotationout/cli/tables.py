@@ -64,8 +64,8 @@ def table(
     """
     from ..experiments.records import readable
     from ..experiments.results import read_records
-    from ..experiments.tasks import TASKS
     from ..recipes import TABLES, name_of
+    from ..report.modules import module_of
     from ..report.others import changed_table
 
     name = name_of(recipe) or chosen("TABLE", recipe, TABLES)
@@ -74,10 +74,10 @@ def table(
         changed = sorted(folder.name for folder in results.glob("*") if changed_table(folder) == name)
         others = f". There are records with changed fields, of {', '.join(changed)}" if changed else ""
         raise ValueError(f"there are no records of {recipe} in {results} yet; run rotationout sweep {name}{others}")
-    task = TASKS[type(TABLES[name]()[0])]
+    report = module_of(name)
     with readable(results / recipe):
-        cells, prose, notes = task.table(records), task.prose(records), task.notes(records)
-        verdict = task.verdict(records)
+        cells, prose, verdict = report.table(records), report.prose(records), report.verdict(records)
+        notes = report.notes(records) if hasattr(report, "notes") else ""
     if json:
         said = {"prose": prose, "verdict": verdict, "notes": notes.splitlines()}
         print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), **said})

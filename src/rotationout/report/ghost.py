@@ -20,6 +20,7 @@ from .page import Section, Table
 __all__ = ["MODES", "RECIPE", "accuracies", "figure", "findings", "prose", "section", "table", "trouble", "verdict"]
 
 RECIPE = "cifar100_ghost"
+TITLES = {RECIPE: "Appendix B: BatchNorm of small batches, on CIFAR-100"}
 MODES = {
     "batch": LABELS["batch"],
     "poly": f"{LABELS['poly']}, B examples",
@@ -145,11 +146,11 @@ def figure(records: Sequence[dict[str, Any]]) -> Figure:
     return curves_figure(records, looks=looks)
 
 
-def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The section of these records. What is missing stands out, and so does the first comparison."""
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The section of a recipe. What is missing stands out, and so does the first comparison."""
     said, first = findings(records), len(trouble(records)) + 1
     return Section(
-        title,
+        TITLES.get(recipe, recipe),
         [*prose(records), *said[first:]],
         table(records),
         style.to_svg(figure(records)),

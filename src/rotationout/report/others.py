@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..experiments.records import readable
 from ..experiments.results import read_records, record_files
-from ..experiments.tasks import TASKS
-from ..recipes import TABLES, name_of
+from ..recipes import name_of
+from .modules import module_of
 from .page import Section
 
 __all__ = ["changed_table", "other_runs"]
@@ -28,7 +28,6 @@ def changed_table(folder: Path) -> str | None:
 
 def _section(folder: Path, name: str) -> Section:
     records = read_records(folder.parent, folder.name)
-    task = TASKS[type(TABLES[name]()[0])]
     changes = re.sub(r"(=[^_]*)_", r"\1, ", folder.name.removeprefix(f"{name}_"))  # a value has no _
     with readable(folder):
         where = ", ".join(sorted({record["device"] for record in records}))
@@ -37,4 +36,4 @@ def _section(folder: Path, name: str) -> Section:
             f"The table {name} with other settings: {changes}. Runs of {steps} steps on {where}. "
             "The paper’s numbers are for its own settings."
         ]
-        return Section(f"Other runs: {name}, {changes}", prose, task.table(records))
+        return Section(f"Other runs: {name}, {changes}", prose, module_of(name).table(records))

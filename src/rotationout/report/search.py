@@ -7,7 +7,7 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from ..recipes import name_of
-from ..recipes.search import BEST, SEARCH
+from ..recipes.search import BEST, SEARCH, STRONG
 from . import style
 from .cells import averaged, by_row, significance, spread
 from .curves import accuracy_caption, curves_figure
@@ -16,6 +16,10 @@ from .verdicts import compared
 
 __all__ = ["chosen", "prose", "section", "table", "verdict"]
 
+TITLES = {
+    SEARCH: "Search for the best form of RotationOut at weight decay 5e-4",
+    STRONG: "Dropout and RotationOut at weight decay 5e-4",
+}
 POINTS = "last10_top1"
 """What rows are compared by: the mean of the last ten epochs, which depends less on luck than the best epoch."""
 LEVEL = 0.1
@@ -86,11 +90,12 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{said} p is from Welch’s test on the last ten epochs, against no noise and against the best Dropout."]
 
 
-def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The section of these records."""
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The section of a recipe."""
     shown = [record for record in records if "," not in record["row"]] or records  # other forms would be too many lines
     caption = accuracy_caption(records) + (" Other forms than the default are not shown." if shown != records else "")
-    return Section(title, prose(records), table(records), style.to_svg(curves_figure(shown)), caption, verdict(records))
+    figure = style.to_svg(curves_figure(shown))
+    return Section(TITLES.get(recipe, recipe), prose(records), table(records), figure, caption, verdict(records))
 
 
 def _points(runs: Sequence[dict[str, Any]]) -> list[float]:

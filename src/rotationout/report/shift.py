@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 RECIPE = "cifar100_resnet110_shift"
+TITLES = {RECIPE: "Figure 2: noise beside BatchNorm, in trained networks"}
 STATES = {
     "trained": "as trained",
     "divided": "× keep rate",
@@ -151,10 +152,10 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     return said
 
 
-def section(title: str, records: Sequence[dict[str, Any]]) -> Section:
-    """The section of these records."""
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The section of a recipe."""
     return Section(
-        title,
+        TITLES.get(recipe, recipe),
         prose(records),
         table(records),
         style.to_svg(curves_figure(records)),

@@ -11,9 +11,18 @@ from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
 from .cells import Lead, averaged, by_row, marked, mean_lead, significance
-from .page import Table
+from .page import Section, Table
 
-__all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "table1", "verdict"]
+__all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
+
+TITLES = {
+    "cifar100_resnet110_authors": "Table 1a and 1b: ResNet110 on CIFAR-100, the authors' settings",
+    "cifar100_resnet110_paper": "Table 1a and 1b: ResNet110 on CIFAR-100, the printed settings",
+    "cifar100_wrn28_10_authors": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the authors' settings",
+    "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
+    "cifar100_resnet110_protocol": "Settings of RotationOut: form, ramp and weight decay",
+    "cifar100_mlp": "Vectors: hidden layers on the pixels of CIFAR-100",
+}
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -50,7 +59,7 @@ MOST_CURVES = 10
 """More could not be told apart in one figure."""
 
 
-def table1(records: Sequence[dict[str, Any]]) -> Table:
+def table(records: Sequence[dict[str, Any]]) -> Table:
     """The records of one recipe, a row each for its rows; columns that would be empty are left out.
 
     Where fields were changed, the paper's numbers are left out: the noise may be a different one. A star marks a
@@ -98,7 +107,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{steps} steps on batches of {first['batch']}{some}, weight decay {decays}; accuracy on {tested}. "
         f"{averaged(records)}.",
     ]
-    columns = table1(records).header
+    columns = table(records).header
     more = {
         "the paper's": "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s "
         "by more than two standard errors of the difference.",
@@ -127,6 +136,21 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
         return said
     where, by = verdicts.place(lead.mean, lead.p, min(runs), "points on average")
     return f"{said} Over {len(runs)} strengths, RotationOut is {where} Dropout ({by})."
+
+
+def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
+    """The section of a recipe."""
+    from .curves import accuracy_caption, curves_figure
+    from .style import to_svg
+
+    return Section(
+        TITLES.get(recipe, recipe),
+        prose(records),
+        table(records),
+        to_svg(curves_figure(drawn(records))),
+        accuracy_caption(records),
+        verdicts.finding(records, verdict(records)),
+    )
 
 
 def rivals_lead(records: Sequence[dict[str, Any]], keep: Sequence[float] = KEEP) -> tuple[Lead, list[int]]:

@@ -10,7 +10,7 @@ from .cells import averaged, by_row, marked, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
-__all__ = ["PAPER", "prose", "section", "table2", "verdict"]
+__all__ = ["PAPER", "prose", "section", "table", "verdict"]
 
 TITLES = {
     "imagenet": "Table 2: ResNet-50 on ImageNet",
@@ -34,7 +34,7 @@ RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"
 """What RotationOut is compared with: the noise that drops the features which RotationOut rotates."""
 
 
-def table2(records: Sequence[dict[str, Any]]) -> Table:
+def table(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order; accuracy is the mean of the last ten epochs.
 
     A star marks a mean on ImageNet that differs from the paper's by more than two standard errors of the difference.
@@ -74,7 +74,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"Side length of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "
         "others."
-        + (TESTED if any(name.startswith("p, ") for name in table2(records).header) else "")
+        + (TESTED if any(name.startswith("p, ") for name in table(records).header) else "")
         + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
     ]
 
@@ -84,7 +84,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     return Section(
         TITLES.get(recipe, recipe),
         prose(records),
-        table2(records),
+        table(records),
         style.to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
         verdicts.finding(records, verdict(records)),

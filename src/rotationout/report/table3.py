@@ -9,7 +9,7 @@ from . import verdicts
 from .cells import averaged, by_row, marked, significance
 from .page import Section, Table
 
-__all__ = ["PAPER", "prose", "section", "table3", "verdict"]
+__all__ = ["PAPER", "prose", "section", "table", "verdict"]
 
 TITLES = {
     "bccd": "Table 3 on BCCD’s blood cells, which stand in for COCO",
@@ -30,7 +30,7 @@ RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9,
 """What RotationOut is compared with: the noise of the same kind."""
 
 
-def table3(records: Sequence[dict[str, Any]]) -> Table:
+def table(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order; a dash where detections are not scored yet.
 
     Where those of some runs are scored, and of others are not, the number of runs says so.
@@ -90,7 +90,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     return Section(
         TITLES.get(recipe, recipe),
         prose(records),
-        table3(records),
+        table(records),
         to_svg(curves_figure(records, "train_loss", "training loss", 1.0)),
         f"Training loss {CAPTION}",
         verdicts.finding(records, verdict(records)),

@@ -10,7 +10,7 @@ from . import verdicts
 from .cells import averaged, by_row, marked, significance, spread
 from .page import Section, Table
 
-__all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table4", "transcripts", "verdict"]
+__all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table", "transcripts", "verdict"]
 
 TITLES = {
     "an4": "Table 4 on AN4, which stands in for WSJ",
@@ -37,7 +37,7 @@ RIVALS = {
 """What RotationOut is compared with: the best of the paper's others without and with weight drop."""
 
 
-def table4(records: Sequence[dict[str, Any]]) -> Table:
+def table(records: Sequence[dict[str, Any]]) -> Table:
     """A table of the records of one recipe, rows in its order.
 
     The paper's numbers are left out where speakers held out of the training set, on which p is chosen, are tested. A
@@ -115,7 +115,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     return Section(
         TITLES.get(recipe, recipe),
         prose(records),
-        table4(records),
+        table(records),
         to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
         f"Character error rate {'of held-out speakers' if held_out(records) else 'of the test set'} {CAPTION}",
         verdicts.finding(records, verdict(records)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +10,15 @@ from ..experiments.forms import FormsStudy
 from ..experiments.records import Study, readable
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
-from ..recipes import TABLES, detection, images, speech
-from . import cifar100, digits, forms, reproduced, small_batch, speed, style, table1, table2, table3, table4, verdicts
-from .curves import accuracy_caption, curves_figure
+from ..recipes import TABLES
+from . import digits, forms, reproduced, small_batch, speed, style
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
+from .modules import module_of
 from .others import other_runs
 from .page import Section, render
 
 __all__ = ["sections", "write"]
-
-TITLES: dict[str, str] = {
-    "cifar100_resnet110_authors": "Table 1a and 1b: ResNet110 on CIFAR-100, the authors' settings",
-    "cifar100_resnet110_paper": "Table 1a and 1b: ResNet110 on CIFAR-100, the printed settings",
-    "cifar100_wrn28_10_authors": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the authors' settings",
-    "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
-    "cifar100_resnet110_protocol": "Settings of RotationOut: form, ramp and weight decay",
-    "cifar100_resnet110_shift": "Figure 2: noise beside BatchNorm, in trained networks",
-    "cifar100_ghost": "Appendix B: BatchNorm of small batches, on CIFAR-100",
-    "cifar100_mlp": "Vectors: hidden layers on the pixels of CIFAR-100",
-    "cifar100_resnet110_search": "Search for the best form of RotationOut at weight decay 5e-4",
-    "cifar100_resnet110_strong": "Dropout and RotationOut at weight decay 5e-4",
-}
 
 
 def sections(
@@ -56,7 +43,7 @@ def sections(
         records = read_records(results, recipe)
         if records:
             with readable(results / recipe):
-                found.append(_section_of(recipe)(recipe, records))
+                found.append(module_of(recipe).section(recipe, records))
     if (results / "small_batch.json").is_file():
         found.append(_small_batch(results / "small_batch.json"))
     if benchmarks is not None:
@@ -85,29 +72,6 @@ def write(
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _section_of(recipe: str) -> Callable[[str, Sequence[dict[str, Any]]], Section]:
-    """The function that makes the section of a recipe."""
-    parts = (
-        (images.TABLES, table2.section),
-        (detection.TABLES, table3.section),
-        (speech.TABLES, table4.section),
-    )
-    return next((section for tables, section in parts if recipe in tables), _table)
-
-
-def _table(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
-    if recipe in cifar100.SECTIONS:
-        return cifar100.SECTIONS[recipe](TITLES[recipe], records)
-    return Section(
-        TITLES.get(recipe, recipe),
-        table1.prose(records),
-        table1.table1(records),
-        style.to_svg(curves_figure(table1.drawn(records))),
-        accuracy_caption(records),
-        verdicts.finding(records, table1.verdict(records)),
-    )
 
 
 def _small_batch(path: Path) -> Section:
