@@ -1,9 +1,12 @@
 """The digits study from the command line to the page."""
 
+import itertools
 import json
+import math
 import re
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +19,11 @@ pytest.importorskip("rich")
 
 from rotationout import cli
 from rotationout.experiments import digits
-from rotationout.experiments.records import Study
+from rotationout.experiments.records import LABELS, Study
 from rotationout.report.digits import summary_table
+from rotationout.report.figures import accuracy_figure
 
+ROOT = Path(__file__).parents[1]
 FILES = ("digits.json", "digits.png", "digits.svg", "digits_strength.png", "digits_strength.svg", "index.html")
 
 
@@ -88,6 +93,20 @@ def test_page_stands_alone(out):
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
+
+
+def test_labels_and_markers_of_the_figure_are_apart():
+    """In the figure of the published records, where many accuracies are the same."""
+    figure = accuracy_figure(Study.load(ROOT / "results" / "digits.json"))
+    figure.draw_without_rendering()
+    finals = figure.axes[1]
+    labels = [label.get_window_extent() for label in finals.get_xticklabels()]
+    assert all(right.x0 - left.x1 > labels[0].height for left, right in itertools.pairwise(labels))
+    for line in finals.lines[: len(LABELS)]:
+        places = finals.transData.transform(line.get_xydata())
+        assert len(places) == 20
+        gaps = [math.dist(*pair) for pair in itertools.combinations(places, 2)]
+        assert min(gaps) > line.get_markersize() * figure.dpi / 72
 
 
 def test_records_survive_the_file(out, tmp_path):
