@@ -36,15 +36,24 @@ from rotationout.report.table4 import table as table4
 
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FRAME = """<html><body><iframe id="page" width="390" height="4000" src="index.html"></iframe><script>
+FRAME = """<html><body><iframe id="page" width="WIDTH" height="4000" src="index.html"></iframe><script>
 document.getElementById("page").onload = function () {
-  const page = this.contentDocument, seen = [...page.querySelectorAll("svg")].map(s => s.getBoundingClientRect());
+  const page = this.contentDocument, all = name => [...page.querySelectorAll(name)];
+  const box = e => e.getBoundingClientRect(), text = page.createRange();
+  const seen = all("svg").map(box), moved = all(".scroll").filter(e => e.scrollWidth > e.clientWidth);
+  const middle = e => (box(e).left + box(e).right) / 2, here = middle(page.querySelector("main"));
+  const lines = e => (text.selectNodeContents(e), new Set([...text.getClientRects()].map(line => line.top)).size);
   document.body.dataset.found = JSON.stringify({
     overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
     hidden: seen.filter(box => box.width < 200 || box.height < 50).length,
     figures: seen.length,
-    empty: [...page.querySelectorAll("tbody td")].filter(cell => !cell.textContent.trim()).length,
-    cells: page.querySelectorAll("tbody td").length,
+    empty: all("tbody td").filter(cell => !cell.textContent.trim()).length,
+    cells: all("tbody td").length,
+    tables: all("table").length,
+    aside: all("table").filter(e => Math.abs(middle(e.parentElement) - here) > 1).length,
+    moved: moved.length,
+    shaded: moved.filter(e => page.defaultView.getComputedStyle(e).backgroundAttachment.includes("local")).length,
+    broken: all("tbody th").filter(e => lines(e) > 2 && lines(e) === e.textContent.split(" ").length).length,
   });
 };
 </script></body></html>"""
@@ -65,7 +74,7 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
         assert f"<h2>{title}" in page
     assert "There are no records yet of" in page
     for part in reproduced.PARTS:
-        assert f'<th scope="row">{part.title}: {part.what}</th>' in page
+        assert f'<th scope="row" class="name">{part.title}: {part.what}</th>' in page
     drawn = {drawing.name for drawing in all_figures(ROOT / "results")}
     assert all(set(part.figures) <= drawn for part in reproduced.PARTS if not part.own)
     assert "<script" not in page
@@ -77,9 +86,10 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_in_a_browser(folder: Path) -> None:
-    """No errors on the console, figures and tables are there, and nothing to scroll sideways on a phone."""
-    (folder / "frame.html").write_text(FRAME, encoding="utf-8")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_in_a_browser(folder: Path, width: int) -> None:
+    """No errors on the console, figures and tables are there, and the page fits on a phone and fills a screen."""
+    (folder / "frame.html").write_text(FRAME.replace("WIDTH", str(width)), encoding="utf-8")
     flags = ["--headless", "--no-sandbox", "--allow-file-access-from-files", "--virtual-time-budget=10000"]
     logging = ["--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}"]
     shown = subprocess.run(
@@ -94,8 +104,14 @@ def test_in_a_browser(folder: Path) -> None:
     numbers = {name: int(value) for name, value in re.findall(r"&quot;(\w+)&quot;:(-?\d+)", found[1])}
     assert numbers["overflow"] <= 0
     assert numbers["figures"] > 15
-    assert numbers["hidden"] == numbers["empty"] == 0
+    assert numbers["tables"] > 10
+    assert numbers["hidden"] == numbers["empty"] == numbers["aside"] == 0, "what is wider than the text is centred"
     assert numbers["cells"] > 100
+    assert numbers["broken"] == 0, "names of rows are not broken word by word"
+    if width == 1200:
+        assert numbers["moved"] == 0, "every table has room"
+    else:
+        assert numbers["moved"] == numbers["shaded"] > 15, "what can be moved sideways shows it"
     assert ":CONSOLE" not in shown.stderr
 
 
@@ -328,10 +344,12 @@ def test_figures_of_one_part_have_ids_of_their_own() -> None:
 
 
 def test_sentences_in_cells_are_wrapped() -> None:
-    table = Table(["row", "%", "what came out"], [["none", "70.1", "ahead of nothing, " * 3]])
+    table = Table(["row", "%", "what came out"], [["none", "70.1", "ahead of nothing, " * 3], ["other", "70.2", "–"]])
     page = render("title", "lead", [Section("a part", [], table)], "footer")
     assert "<td>70.1</td>" in page
     assert '<td class="words">ahead of' in page
+    assert '<td class="words">–</td>' in page, "a column is aligned the same all the way down"
+    assert '<th scope="col">%</th><th scope="col" class="words">what came out</th>' in page
 
 
 def test_every_table_has_a_module_that_shows_it_under_a_title() -> None:

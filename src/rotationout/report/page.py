@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 __all__ = ["Section", "Table", "render"]
 
+SENTENCE = 40
+"""More characters in a cell are words, which may be wrapped; numbers are shorter."""
+
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text. The first column names the row; the others are numbers."""
+    """Cells as text. The first column names the row; the others are numbers or sentences."""
 
     header: list[str]
     rows: list[list[str]]
@@ -20,6 +23,15 @@ class Table:
         """Without the columns that are dashes all the way down; the first ones, as many as ``always``, are kept."""
         kept = [k for k in range(len(self.header)) if k < always or any(row[k] != "–" for row in self.rows)]
         return Table([self.header[k] for k in kept], [[row[k] for k in kept] for row in self.rows])
+
+    @property
+    def wordy(self) -> set[int]:
+        """The columns that have sentences, by place.
+
+        >>> Table(["noise", "%", "result"], [["none", "70", "It is ahead of nothing, as it is the only one."]]).wordy
+        {2}
+        """
+        return {k for k in range(1, len(self.header)) if any(len(row[k]) > SENTENCE for row in self.rows)}
 
     def markdown(self) -> str:
         """The same for a terminal or a Markdown page.
