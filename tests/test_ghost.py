@@ -73,9 +73,9 @@ def sentence(records: Records, start: str) -> str:
 
 def test_crossnorm_is_beside_batchnorm_of_as_many_examples() -> None:
     assert sentence(runs(), "With running statistics CrossNorm") == (
-        "With running statistics CrossNorm is behind BatchNorm of 4 (−6.00 points, p < 0.001); not significantly "
-        "different from BatchNorm of 8 (+0.05 points, p = 0.573) and 128 (+0.00 points, p = 1.000); ahead of BatchNorm "
-        "of 16 (+1.00 points, p < 0.001). With averaged ones it is the same."
+        "With running statistics CrossNorm is behind BatchNorm of 4 (−6.00 points, p-value < 0.001); not significantly "
+        "different from BatchNorm of 8 (+0.05 points, p-value 0.573) and 128 (+0.00 points, p-value 1.000); ahead "
+        "of BatchNorm of 16 (+1.00 points, p-value < 0.001). With averaged ones it is the same."
     )
 
 
@@ -86,7 +86,7 @@ def test_averaged_statistics_are_told_where_they_are_otherwise() -> None:
             record["test_modes"]["top1"]["averaged"]["cross"] += 7
     said = sentence(records, "With running statistics CrossNorm")
     assert said.endswith(
-        " With averaged ones it is ahead of BatchNorm of 4 (+1.00 points, p < 0.001), and otherwise the same."
+        " With averaged ones it is ahead of BatchNorm of 4 (+1.00 points, p-value < 0.001), and otherwise the same."
     )
 
 
@@ -96,10 +96,10 @@ def test_poly_is_paired_by_network() -> None:
         for modes in record.get("test_modes", {}).get("top1", {}).values():
             modes.update({mode: value + 5 * record["seed"] for mode, value in modes.items()})
     said = sentence(records, "With running statistics PolyBatchNorm (B examples), in the same networks, is ")
-    assert "is behind BatchNorm of 4 (−0.30 points, p < 0.001), 8 (" in said
-    assert said.endswith(" and 128 (−0.30 points, p < 0.001). With averaged ones it is the same.")
+    assert "is behind BatchNorm of 4 (−0.30 points, p-value < 0.001), 8 (" in said
+    assert said.endswith(" and 128 (−0.30 points, p-value < 0.001). With averaged ones it is the same.")
     level = sentence(records, "With running statistics PolyBatchNorm (measured B), in the same networks, is ")
-    assert "is not significantly different from BatchNorm of 4 (+0.00 points, p = 1.000), 8 (" in level
+    assert "is not significantly different from BatchNorm of 4 (+0.00 points, p-value 1.000), 8 (" in level
 
 
 def test_what_needs_no_repair_is_beside_all_others() -> None:
@@ -125,7 +125,7 @@ def test_what_needs_no_repair_is_beside_all_others() -> None:
 def test_nothing_is_in_trouble_when_all_is_there_and_the_rule_is_last() -> None:
     assert ghost.trouble(runs()) == []
     assert ghost.findings(runs())[-1] == ghost.RULE
-    assert f"p < {verdicts.LEVEL}" in ghost.RULE
+    assert f"a p-value below {verdicts.LEVEL}," in ghost.RULE
 
 
 def test_what_is_missing_is_said_first() -> None:
@@ -151,7 +151,7 @@ def test_a_study_that_failed_leaves_its_running_accuracy() -> None:
     for seed in (0, 1):
         one(records, "BatchNorm of 4", seed)["test_modes"] = {"failed": "RuntimeError: out of memory"}
     assert ghost.trouble(records) == ["The study of test modes failed: BatchNorm of 4, seeds 0 and 1."]
-    assert "CrossNorm is behind BatchNorm of 4 (−6.00 points, p < 0.001)" in ghost.verdict(records), "three runs"
+    assert "CrossNorm is behind BatchNorm of 4 (−6.00 points, p-value < 0.001)" in ghost.verdict(records), "three runs"
     poly = sentence(records, "With running statistics PolyBatchNorm (B examples)")
     assert "is in single runs behind BatchNorm of 4 (−0.31 points); behind BatchNorm of 8" in poly, "the third network"
 
@@ -171,7 +171,7 @@ def test_runs_at_chance_are_named() -> None:
         "3 runs with running statistics); PolyBatchNorm (B examples) of 16 (1 of 3 runs with running statistics); "
         "GroupNorm (1 of 3 runs)."
     ]
-    assert "behind BatchNorm of 8 (−57.00 points, p < 0.001)" in ghost.verdict(records)
+    assert "behind BatchNorm of 8 (−57.00 points, p-value < 0.001)" in ghost.verdict(records)
     dead = [record(ROWS[f"{name} of 4"], seed, 1.0) for name in ("BatchNorm", "CrossNorm") for seed in SEEDS]
     for modes in (kind for run in dead for kind in run["test_modes"]["top1"].values()):
         modes.update(dict.fromkeys(modes, 1.0))
@@ -182,7 +182,9 @@ def test_without_averaged_statistics_nothing_is_said_of_them() -> None:
     records = runs()
     for record in records:
         record.get("test_modes", {}).get("top1", {}).pop("averaged", None)
-    assert sentence(records, "With running statistics CrossNorm").endswith("BatchNorm of 16 (+1.00 points, p < 0.001).")
+    assert sentence(records, "With running statistics CrossNorm").endswith(
+        "BatchNorm of 16 (+1.00 points, p-value < 0.001)."
+    )
 
 
 def test_two_runs_are_enough_for_the_rule() -> None:

@@ -321,6 +321,8 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[4].endswith("| < 0.001 | < 0.001 |")
     assert lines[6].startswith("80 epochs on 900 images of 10 classes, crops of 128 pixels, batches of 256; ")
     assert "Side length of the blocks in the third and fourth stage: none." in lines
-    assert lines[-1].startswith("Rotation is ahead of no noise (+2.03 points, p < 0.001) and dropout keep 0.7 (+1.63 ")
+    assert lines[-1].startswith(
+        "Rotation is ahead of no noise (+2.03 points, p-value < 0.001) and dropout keep 0.7 (+1.63 "
+    )
     records = results.read_records(tmp_path, "imagewoof")
     assert [line[0] for line in table2(records).rows] == list(scores)

@@ -161,13 +161,44 @@ def test_what_is_said_of_table_1_fits_its_columns() -> None:
     runs = [{**fields, "row": row, "last10_top1": 70.0 + k} for row in ("none", "dropout keep 0.9") for k in (0, 1)]
     printed, changed = ([{**run, "recipe": name} for run in runs] for name in (recipe, f"{recipe}_p=0.1"))
     assert "accuracy on 100 training images that were held out." in prose(printed)[0]
-    assert prose(printed)[1].startswith("The paper’s numbers are means")
-    assert prose(changed)[1].startswith("The p-values are from Welch’s test")
+    assert prose(printed)[2].startswith("The paper’s numbers are means")
+    assert prose(changed)[2].startswith("The p-values are from Welch’s test")
     assert len(prose(changed[:1])) == 1, "one run: neither p-values nor numbers of the paper"
     whole_set = [{**run, "config": settings | {"held_out": 0}} for run in printed]
     assert "on batches of 128, weight decay 0.0001; accuracy on the 10,000 test images." in prose(whole_set)[0]
     few = [{**run, "config": settings | {"held_out": 0, "subset": 5_000}} for run in printed]
     assert "on batches of 128 from 5,000 training images, weight" in prose(few)[0]
+
+
+def test_which_p_the_rows_of_table_1_have_is_said() -> None:
+    """As they are shown; of a row whose p was changed the name says nothing."""
+    recipe = "cifar100_resnet110_authors"
+    named = "Rows are named as in the paper: with the drop probability p, "
+    both = f"{named}the keep rate is 1 − p and sigma is √(p / (1 − p)). So sigma "
+    records = read_records(ROOT / "results", recipe)
+    assert prose(records)[1] == f"{both}0.333 and 0.500 are p = 0.1 and 0.2."
+    assert prose([run for run in records if "0.333" not in run["row"]])[1] == f"{both}0.500 is p = 0.2."
+    assert prose([run for run in records if "sigma" not in run["row"]])[1] == f"{named}the keep rate is 1 − p."
+    assert (
+        search.prose(read_records(ROOT / "results", SEARCH))[1]
+        == f"{both}0.229, 0.333 and 0.500 are p = 0.05, 0.1 and 0.2."
+    )
+    changed = [{**run, "config": run["config"] | {"p": 0.3}} for run in records]
+    assert not any("named" in paragraph for paragraph in prose(changed))
+    for config in TABLES[recipe]():
+        text = prose([{**records[0], "row": config.row, "config": records[0]["config"] | {"p": config.p}}])[1:]
+        if "sigma" in config.row:
+            assert text[0].endswith(f"So sigma {config.row.split()[-1]} is p = {config.p:g}.")
+
+
+def test_a_p_value_is_not_taken_for_a_drop_probability(folder: Path) -> None:
+    """In every sentence, and above every column."""
+    page = re.sub(r"<svg.*?</svg>", "", (folder / "index.html").read_text(encoding="utf-8"), flags=re.S)
+    assert re.findall(r"points, p-value (?:&lt; )?0\.\d{3}[,)]", page)
+    assert not re.findall(r"[,(] ?p (?:=|&lt;) 0\.\d{3}\b", page)
+    assert '<th scope="col">p-value, none</th>' in page
+    assert not re.findall(r"<th[^>]*>p,", page)
+    assert "p is from" not in page
 
 
 def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> None:
@@ -176,7 +207,7 @@ def test_a_row_of_table_1_is_compared_with_none_and_with_dropout_as_strong() -> 
     runs = [{**fields, "row": row, "last10_top1": 70.0 + k} for row in rows for k in (0, 1)]
     table = table1(runs)
     cells = {row[0]: row[-2:] for row in table.rows}
-    assert table.header[-2:] == ["p, none", "p, Dropout"]
+    assert table.header[-2:] == ["p-value, none", "p-value, Dropout"]
     assert cells == {
         "none": ["–", "–"],
         "dropout keep 0.9": ["1.000", "–"],
@@ -246,14 +277,14 @@ def test_forms_are_compared_with_the_default_form_and_dropout_about_the_mean_wit
     }
     runs = [{**fields, "row": row, "last10_top1": value} for row, values in scores.items() for value in values]
     table = table1(runs)
-    places = [table.header.index(name) for name in ("p, Dropout", "p, default")]
+    places = [table.header.index(name) for name in ("p-value, Dropout", "p-value, default")]
     found = {row[0]: [row[place] for place in places] for row in table.rows}
     assert found["rotation uncentred sigma 0.500"] == ["0.001", "1.000"]
     assert found["rotation default sigma 0.500"] == ["0.001", "–"]
     assert found["rotation default sigma 0.333"] == ["–", "–"], "there is no Dropout of its strength"
     assert found["dropout centred keep 0.8"] == ["1.000", "–"]
-    assert "compared with the default form of the same p" in prose(runs)[1]
-    assert "the default form" not in prose(runs[:4])[1]
+    assert "compared with the default form of the same strength" in prose(runs)[2]
+    assert "the default form" not in prose(runs[:4])[2]
 
 
 def test_runs_that_are_not_scored_are_not_counted_as_if_they_were() -> None:
@@ -271,7 +302,7 @@ def test_detectors_are_compared_with_those_that_start_from_the_same_weights() ->
     scores["rotation"] = (40.0, 40.1)
     runs = [{"row": row, "recipe": "coco", "ap": ap} for row, values in scores.items() for ap in values]
     table = table3(runs)
-    tests = {row[0]: row[table.header.index("p, none")] for row in table.rows}
+    tests = {row[0]: row[table.header.index("p-value, none")] for row in table.rows}
     assert tests == {"none": "–", "none, ImageNet": "–", "rotation, ImageNet": "1.000", "rotation": "1.000"}
 
 
@@ -412,4 +443,4 @@ def test_stars_are_explained_where_there_are_any() -> None:
         assert ("A star" in second) == (recipe == "wsj")
     first, second = table4_prose([{**heard, "recipe": "an4_strength", "config": {"held_out": 1, "test_split": "test"}}])
     assert "on speakers held out of the training set, 3 utterances" in first
-    assert second == "p is from Welch’s test on the edit distance, against no noise."
+    assert second == "The p-values are from Welch’s test on the edit distance, against no noise."

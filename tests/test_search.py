@@ -128,9 +128,15 @@ def test_what_is_best_is_chosen_by_the_mean() -> None:
 @pytest.mark.parametrize(
     ("means", "said"),
     [
-        ((71, 72, 74), "ahead of no noise (+3.00 points, p < 0.001) and Dropout (+2.00 points, p < 0.001)."),
-        ((71, 74, 72), "ahead of no noise (+1.00 points, p < 0.001), behind Dropout (−2.00 points, p < 0.001)."),
-        ((72, 72.1, 72.02), "not significantly different from no noise (+0.02 points, p = 0.819) and Dropout"),
+        (
+            (71, 72, 74),
+            "ahead of no noise (+3.00 points, p-value < 0.001) and Dropout (+2.00 points, p-value < 0.001).",
+        ),
+        (
+            (71, 74, 72),
+            "ahead of no noise (+1.00 points, p-value < 0.001), behind Dropout (−2.00 points, p-value < 0.001).",
+        ),
+        ((72, 72.1, 72.02), "not significantly different from no noise (+0.02 points, p-value 0.819) and Dropout"),
     ],
 )
 def test_the_verdict_is_as_plain_when_it_loses(means: tuple[float, float, float], said: str) -> None:

@@ -295,7 +295,7 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "130 utterances; 2 were left out. Mean ± standard deviation over runs; 9 runs in all, on a GPU."
     )
     assert "WSJ" in lines[8]
-    assert lines[10].startswith("Rotation is ahead of no noise (−2.97 edits, p < 0.001) and locked keep 0.7 (")
+    assert lines[10].startswith("Rotation is ahead of no noise (−2.97 edits, p-value < 0.001) and locked keep 0.7 (")
     assert lines[12:] == ["- u1, YES — heard: YET (none), (nothing) (locked keep 0.7; rotation)"]
     assert cli.main(["table", "an4_strength", "--out", str(tmp_path)]) == 1
     assert "there are no records of an4_strength in" in capsys.readouterr().err

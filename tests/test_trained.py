@@ -192,11 +192,11 @@ def test_rotations_are_compared_with_dropout_in_the_same_place(results: Path) ->
         record["variance_shift"]["states"]["trained"]["r_mean"] = [value, value]
         record["coadaptation"]["value"] = [value, value]
     assert shift.compared_shift(records) == (
-        "RotationOut-a is below Dropout-a, centred (−0.50 in mean r, p < 0.001)."
+        "RotationOut-a is below Dropout-a, centred (−0.50 in mean r, p-value < 0.001)."
     ), "without noise there is nothing to shift"
     assert shift.compared_coadaptation(records) == (
-        "RotationOut-a is above no noise (+0.50 in mean co(x), p < 0.001), "
-        "below Dropout-a, centred (−0.50 in mean co(x), p < 0.001)."
+        "RotationOut-a is above no noise (+0.50 in mean co(x), p-value < 0.001), "
+        "below Dropout-a, centred (−0.50 in mean co(x), p-value < 0.001)."
     )
     *_, said = shift.section("Figure 2", records).prose
     assert said.startswith(f"{shift.compared_shift(records)} {shift.compared_coadaptation(records)}")

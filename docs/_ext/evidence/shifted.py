@@ -37,7 +37,7 @@ def texts() -> dict[str, str]:
     # The co-adaptation of these is in the same section.
     whole = [(read_records(RESULTS, TABLE1), table1.RIVALS), (read_records(RESULTS, STRONG), {BEST[1]: BEST[0]})]
     said = (*compared, accuracy, *(shift.compared_coadaptation(*both) for both in whole))
-    tests = sum(text.count("p = ") + text.count("p < ") for text in said)
+    tests = sum(text.count("p-value") for text in said)
     for found, rivals in ((records, shift.RIVALS), *whole):
         tests += sum(row not in ("none", *rivals) for row in by_row(found))  # in a table of co-adaptation alone
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}

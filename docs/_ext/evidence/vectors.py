@@ -47,7 +47,7 @@ def texts() -> dict[str, str]:
 
 def _of_tests(header: list[str]) -> list[int]:
     """The places of the columns with p-values."""
-    return [place for place, name in enumerate(header) if name.startswith("p, ")]
+    return [place for place, name in enumerate(header) if name.startswith("p-value, ")]
 
 
 def _coadaptation(rows: dict[str, list[dict[str, Any]]]) -> list[list[str]]:

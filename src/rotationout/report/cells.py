@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..experiments.records import mean_sd
 from ..recipes import TABLES, name_of
+from ..strength import from_lam
 
 __all__ = [
     "CLEAR",
@@ -25,6 +27,7 @@ __all__ = [
     "signed",
     "significance",
     "spread",
+    "strengths",
 ]
 
 ROUNDING = 1e-9
@@ -48,6 +51,32 @@ def by_row(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
     table = name_of(records[0].get("recipe", ""))
     known = [config.row for config in TABLES[table]()] if table else []
     return {row: rows[row] for row in dict.fromkeys([*known, *rows]) if row in rows}
+
+
+def strengths(records: Sequence[dict[str, Any]]) -> str:
+    """Which p it is that rows are named after, as the paper names them by a keep rate or a sigma; "" if there are none.
+
+    Rows whose p was changed do not count: their names do not say what it is.
+
+    >>> rows = ("dropout keep 0.9", "rotation default sigma 0.333", "rotation keep-zeros sigma 0.500")
+    >>> strengths([{"row": row, "config": {}} for row in rows])
+    'Rows are named as in the paper: with the drop probability p, the keep rate is 1 − p and sigma is √(p / (1 − p)). So
+    sigma 0.333 and 0.500 are p = 0.1 and 0.2.'
+    >>> strengths([{"row": "none", "config": {}}]), strengths([{"row": rows[1], "config": {"p": 0.5}}])
+    ('', '')
+    """
+    found: dict[str, dict[float, str]] = {"keep": {}, "sigma": {}}
+    for record in records:
+        for kind, number in re.findall(r"\b(keep|sigma) (\d\.\d+)", record["row"]):
+            p = 1 - float(number) if kind == "keep" else from_lam("dropout", float(number) ** 2)
+            if round(record["config"].get("p", p) - p, 2) == 0:
+                found[kind][round(p, 2)] = number
+    ways = {"keep": "the keep rate is 1 − p", "sigma": "sigma is √(p / (1 − p))"}
+    said = " and ".join(way for kind, way in ways.items() if found[kind])
+    sigmas = dict(sorted(found["sigma"].items()))
+    which = [" and ".join(", ".join(texts).rsplit(", ", 1)) for texts in (sigmas.values(), map("{:g}".format, sigmas))]
+    so = f" So sigma {which[0]} {'are' if len(sigmas) > 1 else 'is'} p = {which[1]}." if sigmas else ""
+    return f"Rows are named as in the paper: with the drop probability p, {said}.{so}" if said else ""
 
 
 def ran(records: Sequence[dict[str, Any]]) -> str:

@@ -35,8 +35,8 @@ NORM_LINES = {"batch": "-", "cross": "--", "poly": ":", "group": "-."}
 CHANCE = 1.0
 """Test accuracy of guessing, in per cent: one class of a hundred."""
 RULE = (
-    f"Ahead and behind mean p < {verdicts.LEVEL}, in a paired t-test where networks are the same, else in Welch’s "
-    "two-sided test on runs. Many are compared, so some differ significantly by chance alone."
+    f"Ahead and behind mean a p-value below {verdicts.LEVEL}, in a paired t-test where networks are the same, else in "
+    "Welch’s two-sided test on runs. Many are compared, so some differ significantly by chance alone."
 )
 """What the findings mean by ahead and behind."""
 Found = Mapping[tuple[str, str, int], Sequence[float]]

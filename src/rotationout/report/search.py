@@ -9,7 +9,7 @@ from ..experiments.records import mean_sd
 from ..recipes import name_of
 from ..recipes.search import BEST, SEARCH, STRONG
 from . import style
-from .cells import averaged, by_row, significance, spread
+from .cells import averaged, by_row, significance, spread, strengths
 from .curves import accuracy_caption, curves_figure
 from .page import Section, Table
 from .verdicts import compared
@@ -58,7 +58,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         tests = [significance(_points(runs), _points(against)) for against in others]
         best = spread([run["best_top1"] for run in runs])
         lines.append([row, str(len(runs)), spread(_points(runs)), best, *tests])
-    header = ["row", "runs", "last 10 epochs, %", "best epoch, %", "p, none", "p, best Dropout"]
+    header = ["row", "runs", "last 10 epochs, %", "best epoch, %", "p-value, none", "p-value, best Dropout"]
     return Table(header, lines).filled()
 
 
@@ -69,7 +69,7 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
 
     >>> rows = {"none": (71.0, 71.2), BEST[0]: (72.0, 72.1), BEST[1]: (74.0, 74.2)}
     >>> verdict([{"row": row, "last10_top1": value} for row, values in rows.items() for value in values])
-    'RotationOut is ahead of no noise (+3.00 points, p = 0.002) and Dropout (+2.05 points, p = 0.010).'
+    'RotationOut is ahead of no noise (+3.00 points, p-value 0.002) and Dropout (+2.05 points, p-value 0.010).'
     """
     rows = by_row(records) if records else {}
     if not {"none", *BEST} <= rows.keys() or name_of(records[0].get("recipe", "")) == SEARCH:
@@ -85,9 +85,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     tested = f"{first['config']['held_out']:,} training images held out" if first["config"]["held_out"] else "test set"
     decay = f"{first['weight_decay']:g}"
     said = f"{first['steps']:,} steps, weight decay {decay}; accuracy on the {tested}. {averaged(records)}."
-    if len(records) == len(by_row(records)):
-        return [said]
-    return [f"{said} p is from Welch’s test on the last ten epochs, against no noise and against the best Dropout."]
+    tests = "The p-values are from Welch’s test on the last ten epochs, against no noise and against the best Dropout."
+    several = len(records) > len(by_row(records))
+    return list(filter(None, [said, strengths(records), tests if several else ""]))
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:

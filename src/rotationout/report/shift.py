@@ -96,7 +96,7 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
             continue
         told = [statistics.fmean(gain) > 0 for gain in gains if paired_p_value(gain) < verdicts.LEVEL]
         parts.append(f"{label}: better with {told.count(True)}, worse with {told.count(False)} of {len(gains)}")
-    rule = f"Only changes with p < {verdicts.LEVEL} in a paired t-test count."
+    rule = f"Only changes with a p-value below {verdicts.LEVEL} in a paired t-test count."
     return f"With how many forms of noise each repair makes test accuracy better or worse. {'; '.join(parts)}. {rule}"
 
 
@@ -117,8 +117,8 @@ def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
     """A row for each form of noise: co(x) without noise, its mean over blocks, and that of the first and the last one.
 
     All ± the standard deviation over runs. Counted above and below "none" are the blocks in which every run is above,
-    or below, every run that was trained without noise. p is of Welch's two-sided t-test on the mean over blocks,
-    against those runs.
+    or below, every run that was trained without noise. The p-value is of Welch's two-sided t-test on the
+    mean over blocks, against those runs.
     """
     rows = usable(records, "coadaptation")
     values = {row: [run["coadaptation"]["value"] for run in runs] for row, runs in rows.items()}
@@ -130,7 +130,7 @@ def coadaptation_table(records: Sequence[dict[str, Any]]) -> Table:
         if row != "none" and "none" in values:
             sides = [_sides(runs, values["none"]), significance(means[row], means["none"])]
         lines.append([row, str(len(runs)), spread(means[row]), *blocks, *sides])
-    labels = ["mean of blocks", "first block", "last block", "above / below none", "p, none"]
+    labels = ["mean of blocks", "first block", "last block", "above / below none", "p-value, none"]
     return Table(["co(x)", "runs", *labels], lines)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
-from .cells import Lead, averaged, by_row, marked, mean_lead, significance
+from .cells import Lead, averaged, by_row, marked, mean_lead, significance, strengths
 from .page import Section, Table
 
 __all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
@@ -77,9 +77,9 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         "the paper's",
         "best epoch, %",
         "the paper's",
-        "p, none",
-        "p, Dropout",
-        "p, default",
+        "p-value, none",
+        "p-value, Dropout",
+        "p-value, default",
     ]
     lines = []
     for row, runs in rows.items():
@@ -111,14 +111,14 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     more = {
         "the paper's": "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s "
         "by more than two standard errors of the difference.",
-        "p, ": "The p-values are from Welch’s test on the last ten epochs, against no noise and against Dropout of the "
-        "same p.",
-        "p, default": "Other forms of RotationOut are also compared with the default form of the same p.",
+        "p-value, ": "The p-values are from Welch’s test on the last ten epochs, against no noise and against Dropout "
+        "of the same strength.",
+        "p-value, default": "Other forms of RotationOut are also compared with the default form of the same strength.",
     }
     explained = [text for column, text in more.items() if any(name.startswith(column) for name in columns)]
     if not math.isnan(rivals_lead(records)[0].p):
         explained.append("Over several strengths, the p-value is from Welch’s test of the mean lead over Dropout.")
-    return [*said, " ".join(explained)] if explained else said
+    return list(filter(None, [*said, strengths(records), " ".join(explained)]))
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
@@ -128,7 +128,7 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     >>> points |= {"rotation default sigma 0.333": 71, "rotation default sigma 0.500": 73}
     >>> records = [{"row": row, "last10_top1": mean + seed / 2} for row, mean in points.items() for seed in range(3)]
     >>> verdict(records).split(". ")[-1]
-    'Over 2 strengths, RotationOut is ahead of Dropout (+1.50 points on average, p = 0.001).'
+    'Over 2 strengths, RotationOut is ahead of Dropout (+1.50 points on average, p-value 0.001).'
     """
     said = verdicts.verdict(records, RIVALS, POINTS, "points")
     lead, runs = rivals_lead(records)

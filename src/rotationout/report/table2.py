@@ -29,7 +29,7 @@ PAPER = {
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
 al. 2018. The paper does not say whether they are of the best or of the last epoch."""
 STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
-TESTED = " p is from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
+TESTED = " The p-values are from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
 """What RotationOut is compared with: the noise that drops the features which RotationOut rotates."""
 
@@ -53,7 +53,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         ours = [marked(values, theirs, same=same) for values, theirs in zip((top1, top5), printed, strict=True)]
         lines.append([row, str(len(runs)), ours[0], printed[0], best, ours[1], printed[1], *tests])
     paper = "the paper's, ImageNet"
-    header = ["row", "runs", "top-1, %", paper, "best epoch, %", "top-5, %", paper, "p, none", "p, rival"]
+    header = ["row", "runs", "top-1, %", paper, "best epoch, %", "top-5, %", paper, "p-value, none", "p-value, rival"]
     return Table(header, lines).filled()
 
 
@@ -74,7 +74,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"Side length of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "
         "others."
-        + (TESTED if any(name.startswith("p, ") for name in table(records).header) else "")
+        + (TESTED if any(name.startswith("p-value, ") for name in table(records).header) else "")
         + (f" {STAR}" if first["recipe"] == "imagenet" else ""),
     ]
 

@@ -56,7 +56,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         lines.append([row, count, *cells, *tests])
     heads = [head for name in MEASURES.values() for head in (name, f"{name}, the paper's, COCO")]
     header = ["row", "runs", *heads]
-    return Table([*header, "p, none", "p, rival"], lines).filled(always=len(header))
+    return Table([*header, "p-value, none", "p-value, rival"], lines).filled(always=len(header))
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
@@ -75,7 +75,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. "
         f"{averaged(records)}.",
         "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
-        "number of runs. p is from Welch’s test on AP, against no noise and against Dropout or DropBlock."
+        "number of runs. The p-values are from Welch’s test on AP, against no noise and against Dropout or DropBlock."
         + (f" {STAR}" if first["recipe"] == "coco" else ""),
     ]
 

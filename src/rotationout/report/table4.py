@@ -56,7 +56,8 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         rate = spread([run["cer"] for run in runs])
         printed = paper.get(row, "–")
         lines.append([row, str(len(runs)), marked(distance, printed, same=wsj), printed, rate, *tests])
-    return Table(["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p, none", "p, rival"], lines).filled()
+    header = ["row", "runs", "edit distance", "the paper's, WSJ", "CER, %", "p-value, none", "p-value, rival"]
+    return Table(header, lines).filled()
 
 
 def verdict(records: Sequence[dict[str, Any]]) -> str:
@@ -97,12 +98,12 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{averaged(records)}.",
     ]
     if first["config"]["held_out"]:
-        said.append("p is from Welch’s test on the edit distance, against no noise.")
+        said.append("The p-values are from Welch’s test on the edit distance, against no noise.")
     else:
         said.append(
-            "The paper’s numbers are for WSJ; it does not give the number of runs. p is from Welch’s test on the edit "
-            "distance, against no noise and against the best of the paper’s other noises, without and with weight drop."
-            + (f" {STAR}" if first["recipe"] == "wsj" else "")
+            "The paper’s numbers are for WSJ; it does not give the number of runs. The p-values are from Welch’s test "
+            "on the edit distance, against no noise and against the best of the paper’s other noises, without and with "
+            "weight drop." + (f" {STAR}" if first["recipe"] == "wsj" else "")
         )
     return said
 

@@ -12,10 +12,10 @@ from .cells import by_row, p_value, shown_p, signed
 __all__ = ["LEVEL", "MEANING", "compared", "finding", "place", "verdict"]
 
 LEVEL = 0.05
-"""Differences count as significant if Welch's p is below this."""
+"""Differences count as significant if the p-value is below this."""
 MEANING = (
-    f"Rows differ significantly if p < {LEVEL} in Welch’s two-sided test on their runs. Many rows are compared, so "
-    "some differ significantly by chance alone."
+    f"Rows differ significantly if the p-value of Welch’s two-sided test on their runs is below {LEVEL}. Many rows are "
+    "compared, so some differ significantly by chance alone."
 )
 """What these sentences mean by significant."""
 SINGLE = "Some rows are single runs: their differences may be due to chance."
@@ -37,7 +37,7 @@ def compared(
     """How scores compare with those of others. The first of ``words`` is for better ones: ``lower`` ones, if so given.
 
     >>> compared([6.0, 6.2, 6.1], {"none": [9.1, 9.0, 9.2], "locked": [6.0, 6.3, 6.2]}, "edits", lower=True)
-    'ahead of none (−3.00 edits, p < 0.001), not significantly different from locked (−0.07 edits, p = 0.567)'
+    'ahead of none (−3.00 edits, p-value < 0.001), not significantly different from locked (−0.07 edits, p-value 0.567)'
     >>> compared([70.0], {"none": [71.0], "dropout": [70.5]}, "points")
     'behind none (−1.00 points in single runs) and dropout (−0.50 points in single runs)'
     >>> compared([70.0], {"none": [71.0, 71.2]}, "points")  # one of them
@@ -59,7 +59,7 @@ def place(
     """Which side of others scores are on, given by how much they differ, and that difference in words.
 
     >>> place(-2.0, 0.04, 3, "points"), place(+2.0, 0.06, 3, "points")
-    (('behind', '−2.00 points, p = 0.040'), ('not significantly different from', '+2.00 points, p = 0.060'))
+    (('behind', '−2.00 points, p-value 0.040'), ('not significantly different from', '+2.00 points, p-value 0.060'))
     >>> place(-2.0, math.nan, 1, "edits", lower=True)
     ('ahead of', '−2.00 edits in single runs')
     >>> place(-2.0, math.nan, 2, "points"), place(0.0, math.nan, 2, "points")  # runs that are all the same
@@ -71,7 +71,7 @@ def place(
         chance = " in single runs" if runs < 2 else ""
     else:
         where = side if p < LEVEL else UNCLEAR
-        chance = f", p = {shown_p(p)}".replace("= <", "<")
+        chance = f", p-value {shown_p(p)}"  # p alone is a drop probability
     return where, f"{signed(difference)} {unit}{chance}"
 
 
@@ -97,8 +97,8 @@ def verdict(
     >>> runs = [("none", 9.1), ("none", 9.2), ("locked", 7.0), ("locked", 8.0), ("ours", 6.1), ("ours", 6.3)]
     >>> records = [{"row": row, "distance": edits} for row, edits in runs]
     >>> verdict(records, {"ours": "locked"}, "distance", "edits", lower=True)
-    'Ours is ahead of no noise (−2.95 edits, p = 0.006), not significantly different from locked (−1.30 edits, p =
-    0.223).'
+    'Ours is ahead of no noise (−2.95 edits, p-value 0.006), not significantly different from locked (−1.30 edits,
+    p-value 0.223).'
     """
     rows = by_row(records) if records else {}
     scores = {row: [run[score] for run in runs if score in run] for row, runs in rows.items()}
