@@ -18,6 +18,7 @@ np = pytest.importorskip("numpy")
 MODULE = '''
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from rotationout.analysis import recalibrate_batchnorm_
@@ -72,6 +73,34 @@ def once():
 def failing():
     yield torch.randn(16, 6)
     raise KeyError("gone")
+
+
+class OfSteps(nn.Module):
+    """Takes packed sequences, and needs what is packed with their values."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8))
+
+    def forward(self, packed):
+        assert len(packed.batch_sizes) == 5
+        return self.steps(packed.data)
+
+
+class OfPairs(nn.Linear):
+    """Takes a pair as one argument."""
+
+    def __init__(self):
+        super().__init__(6, 8)
+
+    def forward(self, pair):
+        left, right = pair
+        return super().forward(left + right)
+
+
+packed = [pack_sequence([torch.randn(steps, 6) for steps in (5, 4, 2)]) for _ in range(9)]
+labelled = [(batch, torch.zeros(3)) for batch in packed]
+pairs = [((torch.randn(16, 6), torch.randn(16, 6)), torch.zeros(16)) for _ in range(3)]
 
 
 class Torn(nn.Linear):
@@ -195,6 +224,21 @@ def test_keyword_arguments_and_a_model_without_batchnorm(here: Path, capsys: Any
     found = json.loads(shown.out)
     assert found["variance_shift"] is None
     assert [layer["layer"] for layer in found["coadaptation"]] == ["layer"]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "rules"),
+    [
+        ("OfSteps", "packed", ["noise-before-normalisation"]),
+        ("OfSteps", "labelled", ["noise-before-normalisation"]),
+        ("OfPairs", "pairs", []),
+    ],
+)
+def test_lint_calls_the_model_as_all_else_does(
+    model: str, data: str, rules: list[str], here: Path, capsys: Any
+) -> None:
+    found = printed(capsys, f"my_models:{model}", "--data", f"my_models:{data}")
+    assert [finding["rule"] for finding in found["findings"]] == rules
 
 
 def test_examples_of_a_file_are_shuffled_together(here: Path) -> None:

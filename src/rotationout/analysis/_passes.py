@@ -18,6 +18,7 @@ from .. import strength
 
 __all__ = [
     "Forward",
+    "arguments_of",
     "batchnorms",
     "call",
     "check_batches",
@@ -160,13 +161,25 @@ def run(
 
 
 def call(model: nn.Module, batch: Any, device: torch.device, forward: Forward | None) -> Any:
-    """Call a model with a batch: with its first entry, or the entries of a mapping as keyword arguments."""
+    """Call a model with a batch: with its `arguments_of`, unless ``forward`` says otherwise."""
     if forward is not None:
         return forward(model, _moved(batch, device))
+    args, kwargs = arguments_of(batch, device)
+    return model(*args, **kwargs)
+
+
+def arguments_of(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: the first entry of a batch, or the entries of a mapping as keyword arguments.
+
+    >>> arguments_of((torch.zeros(2), "a target"), torch.device("cpu"))
+    ((tensor([0., 0.]),), {})
+    >>> arguments_of({"x": torch.zeros(2)}, torch.device("cpu"))
+    ((), {'x': tensor([0., 0.])})
+    """
     if isinstance(batch, Mapping):
-        return model(**_moved(batch, device))
+        return (), _moved(batch, device)
     first = batch[0] if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence) else batch
-    return model(_moved(first, device))
+    return (_moved(first, device),), {}
 
 
 @contextmanager

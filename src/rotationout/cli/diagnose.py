@@ -105,7 +105,7 @@ def diagnose(
 def _measure(
     network: nn.Module, source: str, limit: int, size: int
 ) -> tuple[VarianceShift | None, list[dict[str, Any]], Any]:
-    """The variance shift, None without BatchNorm; co-adaptation by layer; and an input for lint."""
+    """The variance shift, None without BatchNorm; co-adaptation by layer; and the arguments that lint calls it with."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     from ..analysis import _passes, variance_shift
@@ -125,7 +125,8 @@ def _measure(
     else:
         say("the model has no BatchNorm layer, so there is no variance shift to measure")
     layers = checked_call(passes, lambda: _coadaptation(network, found, limit))
-    return shift, layers, _input(first[0], network)
+    args, kwargs = _passes.arguments_of(first[0], _passes.device_of(network))
+    return shift, layers, kwargs or args
 
 
 def _has_nan(batch: Any) -> bool:
@@ -177,14 +178,6 @@ def _value(seen: Coadaptation) -> float | None:
         return seen.value
     except ValueError:
         return None
-
-
-def _input(batch: Any, network: nn.Module) -> Any:
-    """What lint calls the model with: an input, or keyword arguments."""
-    from ..analysis import _passes
-
-    first = batch[0] if isinstance(batch, tuple | list) else batch
-    return _passes._moved(first, _passes.device_of(network))
 
 
 def _advice(shift: VarianceShift) -> str | None:
