@@ -35,15 +35,18 @@ def object_of(reference: str, option: str) -> Any:
     'Linear'
     """
     module_name, _, path = reference.partition(":")
+    meant = _module_of_file(module_name)
+    instead = f"; write {meant}:{path}" if meant and path else ""
     if not path or not all(part.isidentifier() for part in module_name.split(".")):
-        misuse(f"must be pkg.module:name, for instance my_project.models:build_model, got {reference!r}", option)
+        instance = "" if instead else f", for instance {meant or 'my_project.models'}:build_model"
+        misuse(f"must be pkg.module:name{instance}, got {reference!r}{instead}", option)
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         value = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            misuse(f"there is no module {error.name!r} in {Path.cwd()}, and none is installed", option)
+            misuse(f"there is no module {error.name!r} in {Path.cwd()}, and none is installed{instead}", option)
         raise ValueError(f"{module_name} cannot be imported: it needs {error.name}, which is not installed") from error
     except (Exception, SystemExit) as error:  # scripts that look at their arguments end so
         raise ValueError(f"{module_name} cannot be imported: {_told(error)}") from error
@@ -54,6 +57,16 @@ def object_of(reference: str, option: str) -> Any:
             misuse(f"{module_name} has no {path!r}" + (f"; did you mean {near[0]!r}?" if near else ""), option)
         value = getattr(value, part)
     return value
+
+
+def _module_of_file(name: str) -> str:
+    """The module that a file is, seen from the working directory; "" if it is none.
+
+    >>> _module_of_file("my_models.py"), _module_of_file("./src/nets.py"), _module_of_file("my_models")
+    ('my_models', 'src.nets', '')
+    """
+    parts = Path(name.removesuffix(".py")).parts
+    return ".".join(parts) if name.endswith(".py") and all(map(str.isidentifier, parts)) else ""
 
 
 def model_of(reference: str) -> nn.Module:
