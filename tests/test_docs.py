@@ -137,7 +137,8 @@ def test_what_commands_print_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 assert program == "rotationout"
                 assert main([*words, *(["--device", "cpu"] if words[0] == "diagnose" else [])]) == 0
                 sys.modules.pop(module)  # other tests have a module of that name
-                found, wanted = (text.replace("*", " *").split() for text in (capsys.readouterr().out, expected))
+                printed = capsys.readouterr().out
+                found, wanted = (re.sub("([*;])", r" \1", text).split() for text in (printed, expected))
                 assert len(found) == len(wanted)
                 for one, other in zip(found, wanted, strict=True):
                     number = re.fullmatch(r"\d+(\.\d+)?", one)

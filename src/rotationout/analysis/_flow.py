@@ -22,7 +22,7 @@ from ..nn.base import CentredNoise
 from ..placing._slot import Slot
 from ..registry import is_noise
 
-__all__ = ["Flow", "Link", "Paths", "acts", "disturbed", "is_norm", "noises_of", "observe", "passed"]
+__all__ = ["Flow", "Link", "Paths", "acts", "disturbed", "has_strength", "is_norm", "noises_of", "observe", "passed"]
 
 Paths = dict[str, tuple[str, ...]]
 """The noises in a value, by name, with the operations since, each once."""
@@ -90,10 +90,15 @@ def noises_of(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def has_strength(noise: nn.Module) -> bool:
+    """Whether a noise does something in training mode: its rate, if it has one, is not 0."""
+    rate = getattr(noise, "p", getattr(noise, "drop_prob", 1.0))
+    return not (isinstance(rate, float | int) and rate == 0)
+
+
 def acts(noise: nn.Module) -> bool:
     """Whether a noise is on: in training mode, and with a rate other than 0."""
-    rate = getattr(noise, "p", getattr(noise, "drop_prob", 1.0))
-    return noise.training and not (isinstance(rate, float | int) and rate == 0)
+    return noise.training and has_strength(noise)
 
 
 def passed(given: Iterable[Paths], operation: str) -> Paths:

@@ -15,7 +15,7 @@ from ._flow import Flow, noises_of, observe
 from ._rules import RULES, View
 from ._trace import UntraceableError, trace
 
-__all__ = ["RULES", "Finding", "Findings", "lint"]
+__all__ = ["RULES", "Finding", "Findings", "judge", "lint", "look"]
 
 
 class Finding(NamedTuple):
@@ -78,8 +78,12 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
         it; move the noise after it, or repair the layer with recalibrate_batchnorm_(model, batches)
         [noise-before-normalisation]
     """
+    return judge(*look(model, example_inputs))
+
+
+def look(model: nn.Module, example_inputs: Any = None) -> tuple[View, Finding | None]:
+    """What the rules are about, and what could not be looked at; the arguments are those of `lint`."""
     _passes.check_model(model)
-    findings = Findings()
     noises = noises_of(model)
     flow, seen, problem = Flow(), {}, None
     with _passes.untouched(model):
@@ -96,7 +100,12 @@ def lint(model: nn.Module, example_inputs: Any = None) -> Findings:
         except Exception as error:  # an error of the model itself; the message says so
             kind = type(error).__name__
             problem = Finding("", "not-checked", f"the model failed on example_inputs with {kind}: {error}")
-    view = View(model, noises, reached, flow, seen, ran=example_inputs is not None and problem is None)
+    return View(model, noises, reached, flow, seen, ran=example_inputs is not None and problem is None), problem
+
+
+def judge(view: View, problem: Finding | None) -> Findings:
+    """What the rules find."""
+    findings = Findings()
     for name, rule in RULES.items():
         findings.extend(Finding(layer, name, message) for layer, message in rule(view))
     if problem is not None:

@@ -31,7 +31,7 @@ from ..nn.rotation import _RotationOutMaps, _RotationOutNd
 from ..placing._layout import dims_of_noise, takes_axis
 from ..placing._probe import Seen
 from ..placing._slot import Slot
-from ._flow import Flow, is_norm
+from ._flow import Flow, Link, has_strength, is_norm
 
 __all__ = ["RULES", "View", "rule"]
 
@@ -56,6 +56,20 @@ class View:
     seen: dict[nn.Module, Seen]
     ran: bool
 
+    @property
+    def noisy(self) -> bool:
+        """Whether the model has noise that acts in training mode, as a module or not."""
+        return bool(self.flow.draws) or any(
+            self.reached[name] and has_strength(noise) for name, noise in self.noises.items()
+        )
+
+    @property
+    def before_norms(self) -> list[Link]:
+        """The noises, as modules, that are directly before a normalisation layer, each with that layer."""
+        return [
+            link for link in self.flow.links if link.noise is not None and not link.between and is_norm(link.module)
+        ]
+
 
 Rule = Callable[[View], Iterator[tuple[str, str]]]
 RULES: dict[str, Rule] = {}
@@ -77,9 +91,7 @@ def noise_before_normalisation(view: View) -> Iterator[tuple[str, str]]:
     statistics, divide by the deviation of their input, so the features themselves come out smaller in training than in
     testing.
     """
-    for link in view.flow.links:
-        if link.noise is None or link.between or not is_norm(link.module):
-            continue
+    for link in view.before_norms:
         kind = f"the {type(link.module).__name__} layer {link.target}"
         if not isinstance(link.module, _BatchNorm) or link.module.running_var is None:
             yield (

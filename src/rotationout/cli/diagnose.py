@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..analysis import Coadaptation, VarianceShift
+    from ..analysis._rules import View
 
 __all__ = ["diagnose"]
 
@@ -26,6 +27,17 @@ MOST_FEATURES = 4096
 """Co-adaptation needs a covariance of all features of a layer: wider layers are left out."""
 LARGE_SHIFT = 1.2
 """A mean r above this is pointed out: lint looks directly before BatchNorm only, but noise shifts later layers too."""
+NEW = (
+    "no BatchNorm layer has seen data yet, so r and stored r are not those of a trained model; pass --weights or a "
+    "trained model"
+)
+DIRECT = "repair running_var with recalibrate_batchnorm_(model, batches)"
+"""What is said of layers that noise is directly before, according to lint."""
+NOT_DIRECT = (
+    "lint finds no noise directly before it. With noise before a weight layer recalibrating did not help in our runs: "
+    "compare accuracy before you keep it"
+)
+"""What is said of all others; docs/batchnorm.md has the runs."""
 ENOUGH_ROWS = 10
 """Rows for each feature; with fewer, features look more co-adapted than they are."""
 
@@ -70,7 +82,7 @@ def diagnose(
     """
     import torch
 
-    from ..analysis import lint
+    from ..analysis import _lint
     from ..experiments import processes
     from .loading import load_weights, model_of
 
@@ -82,8 +94,9 @@ def diagnose(
         with processes.joined(device) as place:
             network.to(place)
             shift, layers, example = _measure(network, data, batches, batch_size) if data else (None, None, None)
-            findings = lint(network, example)
-    advice = None if shift is None else _advice(shift)
+            view, problem = _lint.look(network, example)
+            findings = _lint.judge(view, problem)
+    advice = None if shift is None else _advice(shift, view)
     if json:
         print_json(
             {
@@ -180,20 +193,44 @@ def _value(seen: Coadaptation) -> float | None:
         return None
 
 
-def _advice(shift: VarianceShift) -> str | None:
+def _advice(shift: VarianceShift, view: View) -> str | None:
     """What to do about layers whose input in training, and whose stored variance, differ from the input in testing."""
+    if _is_new(view.model):
+        return NEW if view.noisy else f"{NEW}\nthe model has no noise"
+    if not view.noisy:
+        return "the model has no noise: where r is far from 1, its running statistics do not fit these batches"
     large = {
-        layer.name or "the model": r
+        layer.name: r
         for layer in shift.layers
         if (r := layer.r.mean().item()) > LARGE_SHIFT
         and layer.stored_r is not None
         and layer.stored_r.mean() > LARGE_SHIFT
     }
+    direct = {link.target for link in view.before_norms}
+    lines = [
+        _line({name: r for name, r in large.items() if name in direct}, DIRECT),
+        _line({name: r for name, r in large.items() if name not in direct}, NOT_DIRECT),
+    ]
+    return "\n".join(filter(None, lines)) or None
+
+
+def _line(large: Mapping[str, float], what: str) -> str:
+    """What to do about these layers, with the largest shift among them; "" if there are none."""
     if not large:
-        return None
+        return ""
     name = max(large, key=large.__getitem__)
     others = f" ({len(large) - 1} more above {LARGE_SHIFT:g})" if len(large) > 1 else ""
-    return f"{name}: r = {large[name]:.4g}{others}; repair running_var with recalibrate_batchnorm_(model, batches)"
+    return f"{name or 'the model'}: r = {large[name]:.4g}{others}; {what}"
+
+
+def _is_new(network: nn.Module) -> bool:
+    """Whether all running statistics are as they are made. A repair also sets num_batches_tracked to 0."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    found = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+    made = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in found]
+    kept = [(mean, variance, count) for mean, variance, count in made if mean is not None and variance is not None]
+    return bool(kept) and not any(mean.any() or (variance != 1).any() or count for mean, variance, count in kept)
 
 
 def _show_shift(shift: VarianceShift | None, advice: str | None) -> None:
