@@ -20,7 +20,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from rotationout.experiments import digits, forms
-from rotationout.experiments.forms import DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
+from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
 from rotationout.nn import RotationOut, RotationOut2d
 from rotationout.report import forms as report
 from rotationout.report.cells import is_clear
@@ -254,10 +254,13 @@ def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
         assert ahead[zeros][0] < 0.4 * ahead[DEFAULT][0], "most of the gap is closed"
         mean, error = study.paired_difference(network, "Gaussian Dropout", "Dropout")
         assert abs(mean) < error, "does as well"
+        mean, error = study.paired_difference(network, CENTRED, "Dropout")
+        assert mean < -report.CLEAR * error, "centring costs Dropout accuracy"
     assert better == {"vectors": {zeros}, "maps": {zeros}}
     assert worse == {"vectors": {"about a running mean"}, "maps": {"about the origin", forms.BEFORE}}
     mean, error = study.paired_difference("vectors", "about a running mean")
     assert -3.5 * error < mean, "little more than three"
+    assert not is_clear(*study.paired_difference("maps", CENTRED)), "nor is Dropout ahead about the same point"
     mean, error = study.paired_difference("vectors", "about the batch mean")
     assert -2 * error < mean < 0
     gains = {form: study.paired_difference("maps", form)[0] for form in ("p = 0.35", "p = 0.2")}

@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from rotationout.experiments.forms import DEFAULT, FORMS, NETWORKS, FormsStudy
+from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
@@ -74,10 +74,17 @@ def _forms() -> dict[str, str]:
         "forms_dropout": ("Dropout", "default"),
         "forms_over_none": ("default", "no noise"),
         "forms_over_dropout2d": ("default", "Dropout2d"),
+        "forms_centre_maps": ("default", "about the origin"),
+        "forms_dropout_same_centre": (CENTRED, "default"),
     }
     found = {name: signed(*study.paired_difference("maps", *pair), scale=100) for name, pair in gaps.items()}
     for network in NETWORKS:
-        for name, pair in {"zeros": (zeros, DEFAULT), "dropout_zeros": ("Dropout", zeros)}.items():
+        pairs = {
+            "zeros": (zeros, DEFAULT),
+            "dropout_zeros": ("Dropout", zeros),
+            "dropout_centre": (CENTRED, "Dropout"),
+        }
+        for name, pair in pairs.items():
             found[f"forms_{name}_{network}"] = signed(*study.paired_difference(network, *pair), scale=100)
         errors = (study.paired_difference(network, form)[1] for form in FORMS[network] if form != DEFAULT)
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"

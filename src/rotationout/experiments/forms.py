@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..nn import GaussianDropout, RotationOut, RotationOut2d
+from ..nn import CentredDropout, GaussianDropout, RotationOut, RotationOut2d
 from . import digits
 from .command import attempt, positive_count, study_parser
 from .records import paired_difference, readable, surroundings
@@ -49,6 +49,8 @@ DEFAULT = "default"
 """The form that all others are compared with."""
 BEFORE = "before the ReLU"
 """The form that differs from the default only in its place."""
+CENTRED = "Dropout about the batch mean"
+"""Beside "about the origin" or "about the batch mean", this tells what centring does from what rotating does."""
 
 _LAWS: dict[str, dict[str, Any]] = {
     "tan θ uniform": {"law": "uniform_tan"},
@@ -93,11 +95,13 @@ OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "no noise": nn.Identity,
         "Dropout": partial(nn.Dropout, P),
         "Gaussian Dropout": partial(GaussianDropout, P),
+        CENTRED: partial(CentredDropout, P),
     },
     "maps": {
         "no noise": nn.Identity,
         "Dropout": partial(nn.Dropout, P),
         "Gaussian Dropout": partial(GaussianDropout, P),
+        CENTRED: partial(CentredDropout, P, dim=1),
         **{f"Dropout, p = {p:g}": partial(nn.Dropout, p) for p in WEAKER},
         "Dropout2d": partial(nn.Dropout2d, P),
     },
