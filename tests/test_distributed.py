@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from tests.launching import in_group
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rotationout as ro
@@ -125,3 +125,34 @@ def _spread() -> None:
 
 def test_a_tensor_that_is_spread_over_processes_is_refused_in_training(tmp_path: Path) -> None:
     in_group(_spread, init_method=f"file://{tmp_path}/spread", rank=0, world_size=1)
+
+
+def _shard() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, x = init_device_mesh("cpu", (1,)), torch.randn(3, 4)
+    for sharded_first in (False, True):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+        def shard(model: nn.Sequential = model) -> None:
+            fully_shard(model[0], mesh=mesh)
+            fully_shard(model, mesh=mesh)
+
+        def place(model: nn.Sequential = model) -> None:
+            ro.swap(model)
+            ro.insert(model, ro.RotationOut(0.3), before="3")
+
+        for change in (shard, place) if sharded_first else (place, shard):
+            change()
+        before = [weight.full_tensor().detach().clone() for weight in model.parameters()]
+        model(x).square().sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        after = [weight.full_tensor() for weight in model.parameters()]
+        assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+        assert not torch.equal(model(x), model(x)), "noise acts"
+
+
+def test_noise_in_a_sharded_model(tmp_path: Path) -> None:
+    """FSDP2, with noise that was there before and noise that came later."""
+    in_group(_shard, init_method=f"file://{tmp_path}/shard", rank=0, world_size=1)

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rotationout as ro
+
+Function = Callable[[Tensor], Tensor]
 
 
 class Digits(nn.Module):
@@ -69,17 +71,22 @@ def test_functions_tell_where_features_are(model: nn.Module, inputs: Tensor, exp
     model(inputs)
 
 
+class Between(nn.Module):
+    """Dropout between two functions."""
+
+    def __init__(self, before: Function, after: Function) -> None:
+        super().__init__()
+        self.before, self.drop, self.after = before, nn.Dropout(0.1), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.drop(self.before(x)))
+
+
 @pytest.mark.parametrize("function", [F.max_pool1d, F.avg_pool1d, F.lp_pool1d, F.adaptive_max_pool1d])
-def test_every_pooling_tells(function: Any) -> None:
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop = nn.Dropout(0.1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return function(self.drop(x), *([2, 2] if function is F.lp_pool1d else [2]))
-
-    assert type(swapped(Pooled(), example_inputs=torch.randn(2, 4, 6))[0]["drop"]) is ro.RotationOut1d
+def test_every_pooling_tells(function: Callable[..., Tensor]) -> None:
+    sizes = [2, 2] if function is F.lp_pool1d else [2]
+    model = Between(torch.cos, lambda x: function(x, *sizes))
+    assert type(swapped(model, example_inputs=torch.randn(2, 4, 6))[0]["drop"]) is ro.RotationOut1d
 
 
 @pytest.mark.parametrize(
@@ -95,16 +102,9 @@ def test_every_pooling_tells(function: Any) -> None:
         lambda x: x.to(torch.float64),
     ],
 )
-def test_functions_that_keep_the_axes(function: Any) -> None:
-    class Kept(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop = nn.Dropout(0.1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.drop(function(F.linear(x.cos(), torch.ones(4, 4)))).cos()
-
-    assert type(swapped(Kept(), example_inputs=torch.randn(2, 4, 4))[0]["drop"]) is ro.RotationOut
+def test_functions_that_keep_the_axes(function: Function) -> None:
+    model = Between(lambda x: function(F.linear(x.cos(), torch.ones(4, 4))), torch.cos)
+    assert type(swapped(model, example_inputs=torch.randn(2, 4, 4))[0]["drop"]) is ro.RotationOut
 
 
 def test_the_warning_says_what_to_do() -> None:

@@ -29,7 +29,7 @@ _LAST = frozenset({"linear", "embedding"})
 _KEEPING = re.compile(
     "add|sub|mul|div|pow|neg|abs|square|sqrt|exp|clamp|relu6?|leaky_relu|prelu|rrelu|elu|selu|celu|gelu|silu|mish|tanh|"
     "sigmoid|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|tanhshrink|softplus|softsign|logsigmoid|threshold|"
-    "(batch|group|instance)_norm|cat|pad|interpolate|dropout[123]?d?|contiguous|clone|to|type|type_as|float|half|"
+    "(batch|group|instance)_norm|cat|pad|interpolate|dropout([123]d)?|contiguous|clone|to|type|type_as|float|half|"
     "bfloat16|double"
 )
 """Functions, also as methods and operators, whose result has the axes of the tensors that they take."""
