@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..experiments.records import mean_sd
+from ..kinds import listed
 from ..recipes import TABLES, name_of
 from ..strength import from_lam
 
@@ -74,8 +75,8 @@ def strengths(records: Sequence[dict[str, Any]]) -> str:
     ways = {"keep": "the keep rate is 1 − p", "sigma": "sigma is √(p / (1 − p))"}
     said = " and ".join(way for kind, way in ways.items() if found[kind])
     sigmas = dict(sorted(found["sigma"].items()))
-    which = [" and ".join(", ".join(texts).rsplit(", ", 1)) for texts in (sigmas.values(), map("{:g}".format, sigmas))]
-    so = f" So sigma {which[0]} {'are' if len(sigmas) > 1 else 'is'} p = {which[1]}." if sigmas else ""
+    are = "are" if len(sigmas) > 1 else "is"
+    so = f" So sigma {listed(sigmas.values())} {are} p = {listed(f'{p:g}' for p in sigmas)}." if sigmas else ""
     return f"Rows are named as in the paper: with the drop probability p, {said}.{so}" if said else ""
 
 
