@@ -45,7 +45,7 @@ def _without_nine() -> None:
     tiles.WEIGHED.update({16: tiles.Tile(128, 3, 8, 1, 264), 32: tiles.Tile(128, 3, 8, 1, 132)})
 
 
-def _without_sums() -> None:
+def _without_statistics() -> None:
     conditions.SUMMED = False
 
 
@@ -73,10 +73,6 @@ def _without_strides() -> None:
     conditions.STRIDES = False
 
 
-def _without_last() -> None:
-    conditions.LAST = False
-
-
 def _without_registers() -> None:
     for table in (tiles.CONVOLVED, tiles.WEIGHED):
         table.update({channels: tile._replace(registers=0) for channels, tile in table.items()})
@@ -85,8 +81,7 @@ def _without_registers() -> None:
 WITHOUT = {
     "strips": _without_strips,  # convolutions that go down the images
     "nine": _without_nine,  # gradients of a weight in one product
-    "sums": _without_sums,  # BatchNorm's sums taken by the convolution before it
-    "last": _without_last,  # and finished by its last program
+    "statistics": _without_statistics,  # those of BatchNorm, computed by the convolution before it
     "again": _without_again,  # the ReLU's mask found again from what it was given
     "handed": _without_handed,  # sums for the gradients of BatchNorm, taken by the convolution behind it
     "settled": _without_settled,  # in tests: BatchNorm done by the convolution before it

@@ -32,9 +32,9 @@ def layers(channels: int) -> dict[str, Ways]:
     gamma, beta = (torch.rand(channels, device="cuda").requires_grad_() for _ in range(2))
     mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
     running = Running(mean, var, torch.zeros((), dtype=torch.int64, device="cuda"), 0.1)
-    sums = convolving.convolve(x, weight, mirrored=False, origin=mean)[1]
     counter = torch.zeros((), dtype=torch.int32, device="cuda")
     training_norm = convolving.TrainingNorm(mean, var, running.batches, counter, 1e-5, running.momentum)
+    statistics = convolving.convolve(x, weight, mirrored=False, training_norm=training_norm)[1]
     totals = torch.ones(2, channels, device="cuda")
     preceding_norm = PrecedingNorm(x, residual, totals, gamma, beta, "output")
     same = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
@@ -45,8 +45,8 @@ def layers(channels: int) -> dict[str, Ways]:
     def by_torch(x: Tensor, residual: Tensor) -> Tensor:
         return F.relu(residual + F.batch_norm(x, mean, var, gamma, beta, True, 0.1, 1e-5))
 
-    def by_us(x: Tensor, residual: Tensor, sums: Tensor | None = None) -> Tensor:
-        y: Tensor = Normalisation.apply(x, residual, gamma, beta, running, 1e-5, True, sums)  # type: ignore[no-untyped-call]
+    def by_us(x: Tensor, residual: Tensor, statistics: Tensor | None = None) -> Tensor:
+        y: Tensor = Normalisation.apply(x, residual, gamma, beta, running, 1e-5, True, statistics)  # type: ignore[no-untyped-call]
         return y
 
     def forward(norm: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
@@ -58,7 +58,7 @@ def layers(channels: int) -> dict[str, Ways]:
 
     def handed() -> object:
         leaves = x.detach().requires_grad_(), residual.detach().requires_grad_()
-        y: Any = by_us(*leaves, sums)
+        y: Any = by_us(*leaves, statistics)
         y.grad_fn.answer.give(given, totals)  # as a convolution behind it would
         return torch.autograd.grad(y, (*leaves, gamma, beta), given)
 
@@ -67,7 +67,6 @@ def layers(channels: int) -> dict[str, Ways]:
             "torch": lambda: F.conv2d(x, rounded, padding=1),
             "fused": lambda: convolving.convolve(x, weight, mirrored=False),
         },
-        "convolution, sums": {"fused": lambda: convolving.convolve(x, weight, mirrored=False, origin=mean)},
         "convolution, statistics": {
             "fused": lambda: convolving.convolve(x, weight, mirrored=False, training_norm=training_norm)
         },
@@ -88,9 +87,9 @@ def layers(channels: int) -> dict[str, Ways]:
             "fused": lambda: weighing.weight_gradient(x, given, weight),
         },
         "norm": {"torch": forward(by_torch), "fused": forward(by_us)},
-        "norm after sums": {"fused": forward(partial(by_us, sums=sums))},
+        "norm after statistics": {"fused": forward(partial(by_us, statistics=statistics))},
         "norm and gradient": {"torch": both(by_torch), "fused": both(by_us)},
-        "norm and gradient after sums": {"fused": handed},
+        "norm and gradient after statistics and sums": {"fused": handed},
         "two blocks": {kernels: blocks(channels, kernels, x, given) for kernels in ("torch", "fused")},
         "copy": {"torch": x.clone},
     }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rotationout.experiments.narrow import conditions, tiles
 from rotationout.experiments.narrow.batchnorm import Normalisation, Running
+from rotationout.experiments.narrow.convolving import TrainingNorm
 
 HALF = torch.bfloat16 if GPU else torch.float16  # Triton's interpreter multiplies no bf16
 LAST = torch.channels_last
@@ -41,7 +42,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for channels in tiles.WEIGHED:
         monkeypatch.setitem(tiles.WEIGHED, channels, tiles.WEIGHED[channels]._replace(positions=64, programs=6))
     monkeypatch.setattr(tiles, "ADDED", (2, 512))
-    monkeypatch.setattr(tiles, "FINISHED", (4, 8))
 
 
 @pytest.fixture
@@ -101,17 +101,24 @@ def normalised(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: b
     return y.relu() if relu else y
 
 
-def fused(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool, summed: bool = False) -> Tensor:
-    """By kernels, which may be given the sums that a convolution takes."""
+def fused(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool, computed: bool = False) -> Tensor:
+    """By kernels, which may be given the statistics that a convolution computes."""
     running = Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
-    sums = sums_about(norm.running_mean, x) if summed else None
-    return Normalisation.apply(x, residual, norm.weight, norm.bias, running, norm.eps, relu, sums)
+    statistics = statistics_of(norm, x.detach().float()) if computed else None
+    return Normalisation.apply(x, residual, norm.weight, norm.bias, running, norm.eps, relu, statistics)
 
 
-def sums_about(origin: Tensor, x: Tensor) -> Tensor:
-    """As a convolution gives them: of five positions each, the last ones of fewer."""
-    distance = (x.detach().float() - origin[:, None, None]).movedim(1, -1).flatten(0, -2)
-    return torch.stack([torch.stack([part.sum(0), (part**2).sum(0)]) for part in distance.split(5)])
+def statistics_of(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """Mean and 1/√(var + ε), as a convolution gives them, and with them in the running statistics."""
+    norm(x)
+    var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+    return torch.stack([mean, (var + norm.eps).rsqrt()])
+
+
+def training_norm(norm: nn.BatchNorm2d) -> TrainingNorm:
+    """What a convolution is given of the norm that follows."""
+    kept, counter = (norm.running_mean, norm.running_var, norm.num_batches_tracked), torch.zeros((), dtype=torch.int32)
+    return TrainingNorm(*kept, counter.to(DEVICE), norm.eps, norm.momentum)
 
 
 def all_of(run: Any, norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool, given: Tensor) -> Any:

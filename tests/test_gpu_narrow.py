@@ -76,7 +76,7 @@ def test_steps_are_torchs(precision: str, close: float, authors: bool, monkeypat
     ("module", "switch", "spared"),
     [
         (handing, "HANDED", "sums_kernel"),
-        (conditions, "LAST", "finish_kernel"),
+        (conditions, "SUMMED", "moments_kernel"),
         (conditions, "STRIDES", "moments_kernel"),
     ],
 )

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS, crossed
+from tests.interpreted import MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
-from tests.narrow_maps import HALF, LAST, convolved, error, leaves, maps, weights
+from tests.narrow_maps import HALF, LAST, convolved, error, layer, leaves, maps, training_norm, weights
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
 from tests.narrow_maps import small_tiles as small_tiles
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from rotationout.experiments.narrow import tiles
 from rotationout.experiments.narrow.convolution import Convolution, Fork
-from rotationout.experiments.narrow.convolving import convolve
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 # N, C, outputs, H, W: odd sizes, several programs, every table of tiles, channels that are no power of two.
@@ -86,33 +85,14 @@ def test_any_tile_does(case: str, tiled: None) -> None:
         assert error(mine, theirs) < (5e-6 if mine.dtype == torch.float32 else torch.finfo(HALF).eps)
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype", "tiled"),
-    crossed(["odd", "one position", "32", "to more"], [HALF, torch.float32], TILES),
-    indirect=["tiled"],
-    ids=str,
-)
-def test_sums_are_those_of_what_it_gives(case: str, dtype: torch.dtype, tiled: None) -> None:
-    count, channels, outputs, height, width = CONVOLUTIONS[case]
-    x, weight = maps(count, channels, height, width, dtype=dtype), weights(outputs, channels).to(dtype).float()
-    origin = torch.randn(outputs).to(DEVICE)
-    y, sums = convolve(x, weight, mirrored=False, origin=origin)
-    exact = F.conv2d(x.double(), weight.double(), padding=1)
-    assert error(y, exact) < (torch.finfo(HALF).eps if dtype == HALF else 5e-6)
-    distance = y.double() - origin.double()[:, None, None]  # of what is stored, not of what was rounded to it
-    assert sums.dtype == torch.float32
-    for found, expected in zip(sums.double().sum(0), (distance, distance**2), strict=True):
-        assert error(found, expected.sum((0, 2, 3))) < 3e-6
-
-
 @pytest.mark.parametrize("tiled", ["all taps, and strips"], indirect=True)
 def test_gradients_at_a_fork_are_added_in_strips_too(tiled: None) -> None:
-    """Where sums are taken as well, which have no gradient."""
+    """Where statistics are computed as well, which have no gradient."""
     x, weight = leaves(maps(3, 16, 5, 7, dtype=HALF), weights(16, 16).to(HALF).float())
     given, other = maps(3, 16, 5, 7, dtype=HALF), maps(3, 16, 5, 7, dtype=HALF)
     exact_x, exact_weight = leaves(x, weight, dtype=torch.float64)
-    y, past, sums = Fork.apply(x, weight, torch.zeros(16).to(DEVICE))
-    assert not sums.requires_grad
+    y, past, statistics = Fork.apply(x, weight, training_norm(layer(16)))
+    assert not statistics.requires_grad
     torch.autograd.backward((y, past), (given, other))
     torch.autograd.backward((F.conv2d(exact_x, exact_weight, padding=1), exact_x), (given.double(), other.double()))
     assert error(x.grad, exact_x.grad) < torch.finfo(HALF).eps
@@ -130,13 +110,13 @@ def test_images_have_three_channels(memory: torch.memory_format, dtype: torch.dt
     count, channels, outputs, height, width = IMAGES
     x, weight = maps(count, channels, height, width, dtype=dtype), weights(outputs, channels, memory).to(dtype).float()
     given = maps(count, outputs, height, width, dtype=dtype)
-    y, sums = Convolution.apply(x, weight.requires_grad_(), torch.zeros(outputs).to(DEVICE))
+    y, (mean, _) = Convolution.apply(x, weight.requires_grad_(), training_norm(layer(outputs)))
     y.backward(given)
     (exact,) = leaves(weight, dtype=torch.float64)
     right = F.conv2d(x.double(), exact, padding=1)
     right.backward(given.double())
     assert error(y, right) < (torch.finfo(HALF).eps if dtype == HALF else 5e-6)
-    assert error(sums[:, 0].sum(0), y.double().sum((0, 2, 3))) < 3e-6
+    assert error(mean, y.double().mean((0, 2, 3))) < 3e-6
     assert error(weight.grad, exact.grad) < 5e-6
     assert weight.grad.stride() == weight.stride()
 

@@ -10,7 +10,7 @@ import torch
 from tests.interpreted import DEVICE, MARKS
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
-from tests.narrow_maps import HALF, LAST, Counted, error, layer, leaves, maps, weights
+from tests.narrow_maps import HALF, LAST, Counted, error, layer, leaves, maps, training_norm, weights
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
 from tests.narrow_maps import _few_programs as _few_programs
@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rotationout.experiments.narrow import batchnorm, conditions, layers
-from rotationout.experiments.narrow.convolving import TrainingNorm, convolve
+from rotationout.experiments.narrow.convolving import convolve
 from rotationout.experiments.networks import ResNet
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
@@ -28,25 +28,19 @@ pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 
 @pytest.mark.parametrize(("dtype", "tiled"), TILED, indirect=["tiled"], ids=str)
 @pytest.mark.parametrize(
-    ("case", "stride"), [("odd", 1), ("several programs", 1), ("to more", 1), ("48", 1), ("64", 2)]
+    ("case", "stride"),
+    [("odd", 1), ("one position", 1), ("several programs", 1), ("32", 1), ("to more", 1), ("48", 1), ("64", 2)],
 )
 def test_statistics_are_finished_by_whoever_is_last(case: str, stride: int, dtype: torch.dtype, tiled: None) -> None:
     """Batch by batch: the counter is zero again."""
     count, channels, outputs, height, width = CONVOLUTIONS[case]
     norm, weight = layer(outputs), weights(outputs, channels).to(dtype).float()
-    theirs, counter = copy.deepcopy(norm).double(), torch.zeros((), dtype=torch.int32).to(DEVICE)
-    kept = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    theirs, following = copy.deepcopy(norm).double(), training_norm(norm)
     for batch in (1, 2):
         x = maps(count, channels, height, width, dtype=dtype) + batch
-        y, saved = convolve(
-            x,
-            weight,
-            mirrored=False,
-            stride=stride,
-            training_norm=TrainingNorm(*kept, counter, norm.eps, norm.momentum),
-        )
+        y, saved = convolve(x, weight, mirrored=False, stride=stride, training_norm=following)
         theirs(y.double())
-        assert counter == 0
+        assert following.counter == 0
         assert norm.num_batches_tracked == batch
         var, mean = torch.var_mean(y.double(), (0, 2, 3), correction=0)
         assert error(saved[0], mean) < 1e-6
@@ -59,22 +53,21 @@ def test_statistics_are_finished_by_whoever_is_last(case: str, stride: int, dtyp
 
 @pytest.mark.parametrize("tiled", ["all taps, and strips"], indirect=True)
 def test_the_same_statistics_come_again(tiled: None) -> None:
-    x, weight, origin = maps(3, 16, 8, 9, dtype=HALF), weights(16, 16), torch.randn(16).to(DEVICE)
+    x, weight, norm = maps(3, 16, 8, 9, dtype=HALF), weights(16, 16), layer(16)
+    nn.init.normal_(norm.running_mean)
     found = []
-    for _ in range(2):
-        kept = origin.clone(), torch.ones(16).to(DEVICE), torch.zeros((), dtype=torch.int64).to(DEVICE)
-        training_norm = TrainingNorm(*kept, torch.zeros((), dtype=torch.int32).to(DEVICE), 1e-5, 0.1)
-        found.append((*convolve(x, weight, mirrored=False, training_norm=training_norm), *kept))
+    for again in (norm, copy.deepcopy(norm)):
+        following = training_norm(again)
+        found.append((*convolve(x, weight, mirrored=False, training_norm=following), *following[:3]))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Counted]:
-    """The kernels that take or finish statistics in launches of their own."""
-    kernels = {name: Counted(getattr(batchnorm, name)) for name in ("moments_kernel", "finish_kernel")}
-    for name, kernel in kernels.items():
-        monkeypatch.setattr(batchnorm, name, kernel)
-    return list(kernels.values())
+def launched(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """The kernel that a norm computes its statistics with, if no convolution has."""
+    kernel = Counted(batchnorm.moments_kernel)
+    monkeypatch.setattr(batchnorm, "moments_kernel", kernel)
+    return kernel
 
 
 def block_of(**options: Any) -> tuple[nn.Module, nn.Module]:
@@ -85,21 +78,17 @@ def block_of(**options: Any) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.usefixtures("_everywhere", "_few_programs")
-@pytest.mark.parametrize("switch", [True, False])
 @pytest.mark.parametrize(
-    ("case", "own", "finishing"),
+    ("case", "own"),
     [
-        ("plain", 0, 2),
-        ("a noise before the norm", 1, 1),
-        ("a hook", 0, 1),  # on a norm, which torch does then
-        ("no affine map", 0, 1),  # likewise
-        ("a shortcut of another precision", 0, 1),  # likewise; that norm may count its batch but once
+        ("plain", 0),
+        ("a noise before the norm", 1),
+        ("a hook", 0),  # on a norm, which torch does then
+        ("no affine map", 0),  # likewise
+        ("a shortcut of another precision", 0),  # likewise; that norm may count its batch but once
     ],
 )
-def test_norms_keep_every_batch_once(
-    case: str, own: int, finishing: int, switch: bool, launched: list[Counted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conditions, "LAST", switch)
+def test_norms_keep_every_batch_once(case: str, own: int, launched: Counted) -> None:
     noise = (lambda _: nn.Hardtanh(-0.5, 0.5)) if case == "a noise before the norm" else None
     plain, ours = block_of(noise=noise, stages=(1,), places=("bn1",))
     for block in (plain, ours):
@@ -115,8 +104,7 @@ def test_norms_keep_every_batch_once(
     for _ in range(2):
         ours(x).sum().backward()
         plain(exact).sum().backward()
-    taken, finished = (kernel.launches for kernel in launched)
-    assert (taken, finished) == (2 * own, 0 if switch else 2 * finishing)
+    assert launched.launches == 2 * own
     assert error(x.grad, exact.grad.double()) < 1e-4
     for name, value in plain.named_buffers():
         torch.testing.assert_close(ours.get_buffer(name), value, rtol=1e-5, atol=1e-5)
@@ -131,7 +119,7 @@ def test_every_norm_has_a_counter_of_its_own() -> None:
         y, statistics = layers.convolve(conv, x, norm=norm)
         assert statistics.shape == (2, 16)
         expected = F.batch_norm(y, None, None, norm.weight, norm.bias, True, 0.0, norm.eps).relu()
-        assert error(layers.normalise(norm, y, sums=statistics), expected.double()) < 1e-5
+        assert error(layers.normalise(norm, y, statistics=statistics), expected.double()) < 1e-5
     first, second = (conditions._counter(norm) for norm in norms)
     assert first.data_ptr() != second.data_ptr()
     assert first is conditions._counter(norms[0])

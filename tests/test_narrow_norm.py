@@ -10,21 +10,20 @@ import torch
 from tests.interpreted import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
-from tests.narrow_maps import HALF, all_of, error, fused, layer, leaves, maps, normalised
+from tests.narrow_maps import HALF, all_of, error, fused, layer, leaves, maps, normalised, training_norm
 from tests.narrow_maps import _everywhere as _everywhere  # fixtures
 from tests.narrow_maps import _exact as _exact
 from tests.narrow_maps import small_tiles as small_tiles
-from torch import nn
+from torch import Tensor, nn
 
 from rotationout.experiments.narrow import batchnorm
-from rotationout.experiments.narrow.batchnorm import Normalisation, Running
 from rotationout.experiments.narrow.convolving import convolve
 
 pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
 
 
 @pytest.mark.parametrize(
-    ("shape", "added", "relu", "summed"),
+    ("shape", "added", "relu", "computed"),
     crossed(
         [(3, 16, 5, 7), (7, 32, 3, 11), (4, 64, 4, 4), (3, 48, 5, 5), (2, 16, 1, 1)],
         [True, False],
@@ -34,12 +33,12 @@ pytestmark = [pytest.mark.usefixtures("_poisoned"), *MARKS]
     ids=str,
 )
 def test_normalisation_is_torchs(
-    shape: tuple[int, ...], added: bool, relu: bool, summed: bool, small_tiles: None
+    shape: tuple[int, ...], added: bool, relu: bool, computed: bool, small_tiles: None
 ) -> None:
     norm, given = layer(shape[1]), maps(*shape)
     theirs = copy.deepcopy(norm).double()
     x, residual = leaves(2 * maps(*shape) + 3, maps(*shape) if added else None)
-    found = all_of(partial(fused, summed=summed), norm, x, residual, relu, given)
+    found = all_of(partial(fused, computed=computed), norm, x, residual, relu, given)
     expected = all_of(normalised, theirs, *leaves(x, residual, dtype=torch.float64), relu, given.double())
     assert found.keys() == expected.keys()
     for name, right in expected.items():
@@ -116,12 +115,20 @@ def test_gradients_that_overflowed_are_seen(value: float, added: bool) -> None:
         assert gradient.isfinite().tolist() == [channel != 5 for channel in range(16)]
 
 
+def identity() -> Tensor:
+    """The weight of a convolution that gives what it is given."""
+    weight = torch.zeros(16, 16, 3, 3).to(DEVICE)
+    weight[:, :, 1, 1] = torch.eye(16)
+    return weight
+
+
 def test_sums_far_from_a_constant_leave_a_variance_of_zero() -> None:
     """What rounding leaves of it may not be below zero: its root would be no number."""
     norm = layer(16)
     x = maps(4, 16, 5, 5) * 0 + torch.linspace(-1000, 1000, 16).to(DEVICE)[:, None, None]
-    y = fused(norm, x.contiguous(memory_format=torch.channels_last), None, False, summed=True)
-    assert y.isfinite().all()
+    x = x.contiguous(memory_format=torch.channels_last)
+    _, statistics = convolve(x, identity(), mirrored=False, training_norm=training_norm(norm))
+    assert statistics.isfinite().all()
     assert (norm.running_var >= 0.7 - 1e-6).all()  # 1 − momentum of what it was
 
 
@@ -131,27 +138,26 @@ def test_statistics_after_a_convolution(apart: float, tolerance: float) -> None:
 
     Variances lose as many digits as there are in the square of that; the next batches are nearer.
     """
-    norm, weight = layer(16), torch.zeros(16, 16, 3, 3).to(DEVICE)
-    weight[:, :, 1, 1] = torch.eye(16)
-    x = (maps(8, 16, 12, 12) + apart).to(HALF)
-    y, sums = convolve(x, weight, mirrored=False, origin=norm.running_mean)
+    norm, x = layer(16), (maps(8, 16, 12, 12) + apart).to(HALF)
+    following = training_norm(norm)._replace(momentum=1.0)
+    y, _ = convolve(x, identity(), mirrored=False, training_norm=following)
     assert torch.equal(y, x)
-    running = Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, 1.0)
-    Normalisation.apply(y, None, norm.weight, norm.bias, running, norm.eps, False, sums)
     exact = x.double()
     assert error(norm.running_mean, exact.mean((0, 2, 3))) < 1e-6
     assert error(norm.running_var, exact.var((0, 2, 3))) < tolerance
     assert norm.num_batches_tracked == 1
-    sums = convolve(x, weight, mirrored=False, origin=norm.running_mean)[1]
-    Normalisation.apply(y, None, norm.weight, norm.bias, running, norm.eps, False, sums)
+    convolve(x, identity(), mirrored=False, training_norm=following)
     assert error(norm.running_var, exact.var((0, 2, 3))) < 2e-6
 
 
-@pytest.mark.parametrize("summed", [False, True], ids=["on its own", "after a convolution"])
-def test_what_is_not_a_number_stays_so(summed: bool) -> None:
+def test_what_is_not_a_number_stays_so() -> None:
     """It must reach the loss, which ends the run."""
     x = maps(2, 16, 4, 4)
     x[0, 3, 1, 1] = float("nan")
-    y = fused(layer(16), x, None, True, summed)
+    y = fused(layer(16), x, None, True)
     assert y[:, 3].isnan().all()
+    x = maps(2, 16, 4, 4)
+    x[0, 3, 1, 1] = float("nan")  # the other channels are then none either: it is multiplied by their zeros
+    _, statistics = convolve(x, identity(), mirrored=False, training_norm=training_norm(layer(16)))
+    assert statistics.isnan().all()
     assert not y[:, 4].isnan().any()

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.interpreted import MARKS
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
-from tests.narrow_maps import HALF, LAST, Counted, error, fused, layer, leaves, maps, normalised, weights
+from tests.narrow_maps import HALF, LAST, Counted, error, fused, layer, leaves, maps, normalised, training_norm, weights
 from tests.narrow_maps import _exact as _exact  # fixtures
 from tests.narrow_maps import small_tiles as small_tiles
 from torch import Tensor
@@ -48,13 +48,13 @@ def _small_strides(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
 @pytest.mark.parametrize(("case", "memory"), [*((case, LAST) for case in HALVED), ("16", torch.contiguous_format)])
 def test_strides_are_torchs(case: str, memory: torch.memory_format, dtype: torch.dtype) -> None:
-    """Maps, gradients of both, and sums of what is stored."""
+    """Maps, gradients of both, and statistics of what is stored."""
     count, channels, outputs, height, width = HALVED[case]
     kept = weights(outputs, channels, memory).to(dtype).float()
     x, weight = leaves(maps(count, channels, height, width, dtype=dtype), kept)
     exact_x, exact_weight = leaves(x, weight, dtype=torch.float64)
-    given, origin = maps(count, outputs, height // 2, width // 2, dtype=dtype), torch.randn(outputs).to(DEVICE)
-    y, sums = Convolution.apply(x, weight, origin, 2)
+    given, norm = maps(count, outputs, height // 2, width // 2, dtype=dtype), layer(outputs)
+    y, (mean, scale) = Convolution.apply(x, weight, training_norm(norm), 2)
     y.backward(given)
     right = halved(exact_x, exact_weight)
     right.backward(given.double())
@@ -64,9 +64,8 @@ def test_strides_are_torchs(case: str, memory: torch.memory_format, dtype: torch
     assert error(weight.grad, exact_weight.grad) < 5e-6
     assert y.is_contiguous(memory_format=LAST)
     assert weight.grad.stride() == weight.stride()
-    distance = y.double() - origin.double()[:, None, None]
-    for found, expected in zip(sums.double().sum(0), (distance, distance**2), strict=True):
-        assert error(found, expected.sum((0, 2, 3))) < 3e-6
+    assert error(mean, y.double().mean((0, 2, 3))) < 3e-6
+    assert error(scale, (y.double().var((0, 2, 3), correction=0) + norm.eps).rsqrt()) < 1e-5
 
 
 @pytest.mark.usefixtures("_small_strides")

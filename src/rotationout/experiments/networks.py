@@ -65,11 +65,11 @@ class _Block(nn.Module):
             y = convolve_normalised(self.conv1, self.bn1, self.noise1(x), fused=self.fused)
             return convolve_normalised(self.conv2, self.bn2, self.noise2(y), self.shortcut(x), fused=self.fused)
         norm = self.bn1 if is_identity(self.noise_a) else None  # with noise, bn1 needs statistics of the disturbed maps
-        y, x, sums = convolve_with_shortcut(self.conv1, self.noise1(x), x, self.fused, norm=norm)
-        y = normalise(self.bn1, self.noise_a(y), sums=sums, fused=self.fused)
+        y, x, statistics = convolve_with_shortcut(self.conv1, self.noise1(x), x, self.fused, norm=norm)
+        y = normalise(self.bn1, self.noise_a(y), statistics=statistics, fused=self.fused)
         residual = self.shortcut(x)
-        y, sums = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2, residual=residual)
-        return normalise(self.bn2, y, residual, sums=sums, fused=self.fused)
+        y, statistics = convolve(self.conv2, self.noise2(y), self.fused, norm=self.bn2, residual=residual)
+        return normalise(self.bn2, y, residual, statistics=statistics, fused=self.fused)
 
 
 class _Normalised(nn.Sequential):

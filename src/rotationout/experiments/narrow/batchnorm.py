@@ -6,9 +6,9 @@ these up in a fixed order, so that results are reproducible, and the last goes o
 
 Squares are summed about a value of the data, the first of each part and channel, as in Chan, Golub and LeVeque 1983:
 nothing cancels where the mean is large. Every part then has a mean and a sum of squares about it, which Chan's formula
-combines. The convolution before the norm can compute the sums instead, about the running mean, and finish them; until
-the running mean is near the mean, variances have fewer digits. The convolution after the norm can compute the sums of
-the backward pass, see `rotationout.experiments.narrow.handing`. Import this only where triton is installed.
+combines. The convolution before the norm can compute the statistics instead, from sums about the running mean; until
+that is near the mean, variances have fewer digits. The convolution after the norm can compute the sums of the backward
+pass, see `rotationout.experiments.narrow.handing`. Import this only where triton is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from . import tiles
 from .adding import add_up
 from .batchnorm_kernels import (
     combine_kernel,
-    finish_kernel,
     gradient_kernel,
     moments_kernel,
     normalise_kernel,
@@ -58,8 +57,7 @@ class Normalisation(torch.autograd.Function):
         running: the running statistics, changed in place.
         eps: ε.
         relu: whether to apply a ReLU.
-        sums: sums of x − ``running.mean`` and of its square, over the positions of each part, (parts, 2, C); or mean
-            and 1/√(var + ε) of the batch, (2, C), with which ``running`` is already updated; or None.
+        statistics: mean and 1/√(var + ε) of the batch, (2, C), with which ``running`` is already updated, or None.
     """
 
     @staticmethod
@@ -72,27 +70,21 @@ class Normalisation(torch.autograd.Function):
         running: Running,
         eps: float,
         relu: bool,
-        sums: Tensor | None = None,
+        statistics: Tensor | None = None,
     ) -> Tensor:
-        """Run three launches; two if the convolution before it computed the sums, one if it also finished them."""
+        """Run three launches, or one if the convolution before it computed the statistics."""
         grid = _Grid.over(x, tiles.NORMALISED)
-        finished = sums if sums is not None and sums.ndim == 2 else None
-        saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device) if finished is None else finished
-        y = torch.empty_like(x)
-        statistics = running.mean, running.var, running.batches, saved, grid.positions, eps, running.momentum
-        most, some = tiles.FINISHED
-        finishers = (triton.cdiv(grid.channels, some),)
+        saved, y = statistics, torch.empty_like(x)
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            if sums is None:
+            if saved is None:
+                saved = torch.empty((2, grid.channels), dtype=torch.float32, device=x.device)
                 parts = grid.new_parts(x)
                 moments_kernel[(grid.parts,)](x, parts, grid.positions, STEPS=grid.steps, **grid.tile)
-                combine_kernel[finishers](
-                    parts, *statistics, grid.parts, grid.steps * grid.tile["BLOCK_P"], C=grid.channels,
-                    PARTS=tiles.power_of_two(grid.parts), BLOCK_C=some,
+                combine_kernel[(triton.cdiv(grid.channels, tiles.COMBINED),)](
+                    parts, running.mean, running.var, running.batches, saved, grid.positions, eps, running.momentum,
+                    grid.parts, grid.steps * grid.tile["BLOCK_P"], C=grid.channels,
+                    PARTS=tiles.power_of_two(grid.parts), BLOCK_C=tiles.COMBINED,
                 )  # fmt: skip
-            elif finished is None:
-                at_once = min(most, tiles.power_of_two(len(sums)))
-                finish_kernel[finishers](sums, *statistics, len(sums), C=grid.channels, AT_ONCE=at_once, BLOCK_C=some)
             normalise_kernel[(grid.programs,)](
                 x, x if residual is None else residual, weight, bias, saved, y, grid.positions,
                 RESIDUAL=residual is not None, RELU=relu, **grid.tile,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["combine_kernel", "finish_kernel", "gradient_kernel", "moments_kernel", "normalise_kernel", "sums_kernel"]
+__all__ = ["combine_kernel", "gradient_kernel", "moments_kernel", "normalise_kernel", "sums_kernel"]
 
 
 @triton.jit
@@ -70,28 +70,6 @@ def combine_kernel(
     apart = means - mean[None, :]
     square = tl.sum(squares + apart * apart * some, 0)
     store_statistics(mean, square, old, running_mean, running_var, saved, count, eps, momentum, c, C)
-    if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + 1)
-
-
-@triton.jit
-def finish_kernel(
-    sums,
-    running_mean,
-    running_var,
-    batches,
-    saved,
-    count,
-    eps,
-    momentum,
-    known,
-    C: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Statistics of some channels from sums (known, 2, C) about the running mean."""
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    finish(sums, running_mean, running_var, saved, count, eps, momentum, known, c, C, AT_ONCE, BLOCK_C)
     if tl.program_id(0) == 0:
         tl.store(batches, tl.load(batches) + 1)
 

@@ -6,7 +6,7 @@ Modules with hooks run in torch, so that their hooks are called, and so does eve
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ...kernels.dispatch import HAS_TRITON
+
+if TYPE_CHECKING:
+    from .convolving import TrainingNorm
 
 __all__ = [
     "can_apply_norm",
@@ -23,7 +26,7 @@ __all__ = [
     "is_ready",
     "precision_of",
     "stride_of",
-    "sums_for",
+    "training_norm_for",
 ]
 
 MULTIPLE, MOST = 16, 64
@@ -36,13 +39,11 @@ LARGEST = 2**31
 STRIDES = True
 """Whether convolutions with a stride of 2 use the kernels."""
 SUMMED = True
-"""Whether a convolution also computes sums for the statistics of the BatchNorm after it."""
-LAST = True
-"""Whether the last program of the convolution adds these sums up, and finishes the statistics."""
+"""Whether a convolution also computes the statistics of the BatchNorm after it."""
 SETTLED = True
 """Whether a convolution also applies the BatchNorm after it, with the sum and the ReLU, if that is in eval mode.
 
-These four are switches for tests and benchmarks.
+These three are switches for tests and benchmarks.
 """
 
 
@@ -63,21 +64,17 @@ def can_convolve(convolution: nn.Module, x: Tensor) -> bool:
     return weight.dtype == rounded and _dense(weight) and convolution.in_channels == x.size(1)
 
 
-def sums_for(norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual: Tensor | None) -> Any:
-    """The origin of a convolution's sums for the norm after it: the norm's running mean, or None if there are no sums.
-
-    A `TrainingNorm` instead of the running mean means that the convolution also finishes the statistics.
-    """
-    if not SUMMED or not isinstance(norm, nn.BatchNorm2d) or not norm.training or norm.running_mean is None:
+def training_norm_for(
+    norm: nn.Module | None, convolution: nn.Module, x: Tensor, residual: Tensor | None
+) -> TrainingNorm | None:
+    """The norm after a convolution, if the convolution can compute its statistics, else None."""
+    if not SUMMED or not isinstance(norm, nn.BatchNorm2d) or not _available(norm, nn.BatchNorm2d, x):
         return None
-    if norm.num_features != convolution.out_channels or norm.running_mean.dtype != torch.float32:
+    if not _norm_fits(norm, _output_shape(convolution, x), precision_of(x), residual):
         return None
-    layer: Any = norm  # with all that it may lack
-    shape = _output_shape(convolution, x)
-    if not (LAST and _available(norm, nn.BatchNorm2d, x) and _norm_fits(norm, shape, precision_of(x), residual)):
-        return layer.running_mean
     from .convolving import TrainingNorm
 
+    layer: Any = norm  # with all that it may lack
     kept = layer.running_mean, layer.running_var, layer.num_batches_tracked
     return TrainingNorm(*kept, _counter(norm), layer.eps, layer.momentum)
 
@@ -111,8 +108,9 @@ def _norm_fits(norm: nn.BatchNorm2d, shape: tuple[int, ...], dtype: torch.dtype,
     """Whether the kernels can do this norm of such maps: it uses batch statistics and keeps moving averages of them."""
     if not norm.training or not _narrow(norm.num_features) or norm.num_features != shape[1]:
         return False
-    kept = norm.track_running_stats and norm.running_mean is not None and norm.momentum is not None
-    if not kept or not norm.affine or norm.weight.dtype != torch.float32:
+    if not norm.track_running_stats or norm.running_mean is None or norm.momentum is None or not norm.affine:
+        return False
+    if norm.weight.dtype != torch.float32 or norm.running_mean.dtype != torch.float32:
         return False
     alike = residual is None or (residual.shape == shape and residual.dtype == dtype)
     return alike and math.prod(shape) > shape[1]  # for a single value torch raises its error

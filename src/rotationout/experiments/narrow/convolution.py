@@ -28,18 +28,17 @@ class Convolution(torch.autograd.Function):
     Args:
         x: (N, C, H, W) in channels_last.
         weight: (O, C, 3, 3), contiguous or in channels_last; C and O are multiples of 16, 64 at most.
-        origin: a running mean, (O,) in fp32: the sums of `convolve` about it are then a second output. Or the norm
-            after the convolution: its finished statistics are then the second output.
+        training_norm: the norm after the convolution, or None; its statistics are then a second output.
         stride: 1, or 2 for maps with even sides.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | TrainingNorm | None = None, stride: int = 1
+        ctx: Any, x: Tensor, weight: Tensor, training_norm: TrainingNorm | None = None, stride: int = 1
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One launch."""
-        y, sums = _convolved(ctx, x, weight, origin, stride)
-        return y if sums is None else (y, sums)
+        y, statistics = _convolved(ctx, x, weight, training_norm, stride)
+        return y if statistics is None else (y, statistics)
 
     @staticmethod
     @once_differentiable
@@ -57,11 +56,11 @@ class Fork(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | TrainingNorm | None = None, stride: int = 1
+        ctx: Any, x: Tensor, weight: Tensor, training_norm: TrainingNorm | None = None, stride: int = 1
     ) -> tuple[Tensor, ...]:
         """One launch."""
-        y, sums = _convolved(ctx, x, weight, origin, stride)
-        return (y, x) if sums is None else (y, x, sums)
+        y, statistics = _convolved(ctx, x, weight, training_norm, stride)
+        return (y, x) if statistics is None else (y, x, statistics)
 
     @staticmethod
     @once_differentiable
@@ -71,17 +70,16 @@ class Fork(torch.autograd.Function):
 
 
 def _convolved(
-    ctx: Any, x: Tensor, weight: Tensor, origin: Tensor | TrainingNorm | None, stride: int
+    ctx: Any, x: Tensor, weight: Tensor, training_norm: TrainingNorm | None, stride: int
 ) -> tuple[Tensor, Tensor | None]:
     ctx.stride, offer = stride, take(x)
     ctx.mask, ctx.answer = ("none", None) if offer is None else (offer.mask, offer.answer)
     ctx.save_for_backward(x, weight, *(() if offer is None else offer[:4]))
     ctx.set_materialize_grads(False)  # zeros for unused outputs would cost launches
-    training_norm, middle = (origin, None) if isinstance(origin, TrainingNorm) else (None, origin)
-    y, sums = convolve(x, weight, mirrored=False, stride=stride, origin=middle, training_norm=training_norm)
-    if sums is not None:
-        ctx.mark_non_differentiable(sums)
-    return y, sums
+    y, statistics = convolve(x, weight, mirrored=False, stride=stride, training_norm=training_norm)
+    if statistics is not None:
+        ctx.mark_non_differentiable(statistics)
+    return y, statistics
 
 
 def _gradients(ctx: Any, gradient: Tensor, of_shortcut: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -67,12 +67,11 @@ def convolve(
     mirrored: bool,
     stride: int = 1,
     added: Tensor | None = None,
-    origin: Tensor | None = None,
     preceding_norm: PrecedingNorm | None = None,
     training_norm: TrainingNorm | None = None,
     eval_norm: EvalNorm | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The convolution y of x, and sums for a BatchNorm.
+    """The convolution y of x, and sums or statistics for a BatchNorm.
 
     Args:
         x: (N, C, H, W) in channels_last.
@@ -80,15 +79,15 @@ def convolve(
         mirrored: compute the gradient of the input: x is then the gradient of the output.
         stride: 1, or 2 for maps with even sides: y has half the rows and columns of x, or twice as many if mirrored.
         added: is added to y, after the norm ``eval_norm`` if there is one, before y is rounded.
-        origin: (O,); compute the sums of (y − origin) and of its square over the positions of each part. They are of
-            the rounded y, which BatchNorm will read.
         preceding_norm: the norm whose output's gradient is y. y is masked by the norm's ReLU; the sums are those of y,
             before it is rounded, and of y·x̂, see `batchnorm_kernels.sums_kernel`.
-        training_norm: the norm in training mode that follows: the sums are about its running mean, and are finished.
+        training_norm: the norm in training mode that follows: compute and keep its statistics of the rounded y, which
+            it will read.
         eval_norm: the norm in eval mode that follows, which is applied to y; there are no sums.
 
     Returns:
-        y; and sums (parts, 2, O) in fp32, or, if finished, mean and 1/√(var + ε) of y, (2, O), or None.
+        y; and, in fp32, the sums of each part for ``preceding_norm``, (parts, 2, O), or mean and 1/√(var + ε) of y for
+        ``training_norm``, (2, O), or None.
     """
     rows, columns = (0, 1) if mirrored else (1, 0)  # axes of the weight that are input and output channels
     count, inputs, height, width = x.shape
@@ -101,29 +100,27 @@ def convolve(
         grid = triton.cdiv(count * width, tile.positions), triton.cdiv(height, tile.rows)
     else:
         grid = triton.cdiv(count * height * width, tile.positions), 1
-    origin = training_norm.mean if training_norm is not None else origin
-    of = "values" if origin is not None else "gradients" if preceding_norm is not None else "none"
+    of = "values" if training_norm is not None else "gradients" if preceding_norm is not None else "none"
     sums = None
     if of != "none":
         sums = torch.empty((grid[0] * grid[1], 2, outputs), dtype=torch.float32, device=x.device)
     norm: tuple[Tensor, ...] = (*((y,) * 5 if preceding_norm is None else preceding_norm[:5]), y, y, y)
-    saved, eps, momentum, relu = None, 0.0, 0.0, False
+    running_mean, saved, eps, momentum, relu = y, None, 0.0, 0.0, False
     if training_norm is not None:
-        eps, momentum = training_norm.eps, training_norm.momentum
+        running_mean, eps, momentum = training_norm.mean, training_norm.eps, training_norm.momentum
         saved = torch.empty((2, outputs), dtype=torch.float32, device=x.device)
         norm = y, y, saved, y, y, training_norm.var, training_norm.batches, training_norm.counter
     if eval_norm is not None:
-        origin, eps, relu = eval_norm.mean, eval_norm.eps, eval_norm.relu
+        running_mean, eps, relu = eval_norm.mean, eval_norm.eps, eval_norm.relu
         norm = y, y, y, eval_norm.weight, eval_norm.bias, eval_norm.var, y, y
-    maps = x, weight, y if added is None else added, y, y if origin is None else origin, y if sums is None else sums
+    maps = x, weight, y if added is None else added, y, running_mean, y if sums is None else sums
     wide = tiles.power_of_two(outputs)
     settings = {
         "H": height, "W": width, "C": inputs, "O": outputs, "ROW": weight.stride(rows),
         "COLUMN": weight.stride(columns), "DOWN": weight.stride(2), "ALONG": weight.stride(3), "MIRRORED": mirrored,
         "ADDED": added is not None, "SUMS": of, "MASK": "none" if preceding_norm is None else preceding_norm.mask,
-        "LAST": training_norm is not None, "AT_ONCE": max(16, 1024 * tile.warps // wide),
-        "EVAL_NORM": eval_norm is not None, "RELU": relu, "BLOCK_P": tile.positions, "BLOCK_O": wide,
-        "PRECISION": precision(x), **tile.options,
+        "AT_ONCE": max(16, 1024 * tile.warps // wide), "EVAL_NORM": eval_norm is not None, "RELU": relu,
+        "BLOCK_P": tile.positions, "BLOCK_O": wide, "PRECISION": precision(x), **tile.options,
     }  # fmt: skip
     with torch.cuda.device_of(x):  # Triton launches on the current device
         if tile.rows:

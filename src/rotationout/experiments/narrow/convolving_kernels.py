@@ -5,9 +5,9 @@ with zeros beyond the border, and multiplies them by that tap's weights. A progr
 columns of the images: it loads each row once for the three output rows that need it, and the weights once for all.
 
 Both do the same with a product before they store it: apply a norm in eval mode (EVAL_NORM), add a tensor (ADDED), and
-apply a ReLU (RELU). They can also compute sums for a norm (SUMS): of ``"values"``, about an origin, for the norm after
-the convolution; or of ``"gradients"``, for the norm before it, whose ReLU then masks what is stored (MASK says how the
-mask is found). For values, the last program to finish can add up the sums of all (LAST).
+apply a ReLU (RELU). They can also compute sums for a norm (SUMS): of ``"values"``, for the norm after the convolution,
+about its running mean; or of ``"gradients"``, for the norm before it, whose ReLU then masks what is stored (MASK says
+how the mask is found). Of values, the last program to finish adds up the sums of all.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -30,7 +30,7 @@ def convolve_kernel(
     weight,
     added,
     y,
-    origin,
+    running_mean,
     sums,
     norm_input,
     norm_output,
@@ -55,7 +55,6 @@ def convolve_kernel(
     ADDED: tl.constexpr,
     SUMS: tl.constexpr,
     MASK: tl.constexpr,
-    LAST: tl.constexpr,
     AT_ONCE: tl.constexpr,
     EVAL_NORM: tl.constexpr,
     RELU: tl.constexpr,
@@ -97,7 +96,7 @@ def convolve_kernel(
     at = p[:, None] * O + o[None, :]
     inside = (p < count)[:, None] & (o < O)[None, :]
     if EVAL_NORM:
-        mean, factor, offset = eval_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
+        mean, factor, offset = eval_channels(running_mean, var, gamma, beta, eps, O, BLOCK_O)
         total = scaled(total - mean[None, :], factor, offset)
     if ADDED:
         total += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
@@ -113,11 +112,10 @@ def convolve_kernel(
     rounded = total.to(kind)
     tl.store(y + at, rounded, mask=inside)
     if SUMS == "values":
-        middle = tl.load(origin + o, mask=o < O, other=0.0)
+        middle = tl.load(running_mean + o, mask=o < O, other=0.0)
         once = tl.where(inside, rounded.to(tl.float32) - middle[None, :], 0.0)
         _keep_sums(sums, tl.program_id(0), tl.sum(once, 0), tl.sum(once * once, 0), o, O)
-    if LAST:
-        _finish_last(sums, origin, var, batches, saved, counter, count, eps, momentum, O, BLOCK_O, AT_ONCE)
+        _finish_last(sums, running_mean, var, batches, saved, counter, count, eps, momentum, O, BLOCK_O, AT_ONCE)
 
 
 @triton.jit
@@ -126,7 +124,7 @@ def strip_kernel(
     weight,
     added,
     y,
-    origin,
+    running_mean,
     sums,
     norm_input,
     norm_output,
@@ -151,7 +149,6 @@ def strip_kernel(
     ADDED: tl.constexpr,
     SUMS: tl.constexpr,
     MASK: tl.constexpr,
-    LAST: tl.constexpr,
     AT_ONCE: tl.constexpr,
     EVAL_NORM: tl.constexpr,
     RELU: tl.constexpr,
@@ -189,11 +186,11 @@ def strip_kernel(
     above = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     here = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
     if SUMS == "values":
-        middle = tl.load(origin + o, mask=o < O, other=0.0)
+        middle = tl.load(running_mean + o, mask=o < O, other=0.0)
     if SUMS == "gradients":
         mean, scale, factor, offset = channels(saved, gamma, beta, O, BLOCK_O)
     if EVAL_NORM:
-        mean, factor, offset = eval_channels(origin, var, gamma, beta, eps, O, BLOCK_O)
+        mean, factor, offset = eval_channels(running_mean, var, gamma, beta, eps, O, BLOCK_O)
     if SUMS != "none":
         once = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
         times = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
@@ -234,10 +231,9 @@ def strip_kernel(
     part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     if SUMS == "values":
         _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0), o, O)
+        _finish_last(sums, running_mean, var, batches, saved, counter, count * H, eps, momentum, O, BLOCK_O, AT_ONCE)
     if SUMS == "gradients":
         _keep_sums(sums, part, tl.sum(once, 0), tl.sum(times, 0) * scale, o, O)
-    if LAST:
-        _finish_last(sums, origin, var, batches, saved, counter, count * H, eps, momentum, O, BLOCK_O, AT_ONCE)
 
 
 @triton.jit

@@ -39,21 +39,21 @@ def convolve(
         residual: the residual that `normalise` will be given with that norm.
 
     Returns:
-        The maps; and sums for the statistics, or the statistics themselves, with which the norm is then already
-        updated, or None. Pass these to `normalise` with the unchanged maps, before the norm is given any others.
+        The maps; and the statistics, with which the norm is then already updated, or None. Pass these to `normalise`
+        with the unchanged maps.
 
-    >>> maps, sums = convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8))
-    >>> maps.shape, sums
+    >>> maps, statistics = convolve(nn.Conv2d(16, 32, 3, padding=1, bias=False), torch.rand(2, 16, 8, 8))
+    >>> maps.shape, statistics
     (torch.Size([2, 32, 8, 8]), None)
     """
     if not (fused and conditions.can_convolve(convolution, x)):
         return _called(convolution, x), None
     from .convolution import Convolution
 
-    origin = conditions.sums_for(norm, convolution, x, residual)
+    training_norm = conditions.training_norm_for(norm, convolution, x, residual)
     x, stride = _arranged(x.to(conditions.precision_of(x))), conditions.stride_of(convolution)
-    found: Any = Convolution.apply(x, convolution.weight, origin, stride)  # type: ignore[no-untyped-call]
-    return (found, None) if origin is None else found
+    found: Any = Convolution.apply(x, convolution.weight, training_norm, stride)  # type: ignore[no-untyped-call]
+    return (found, None) if training_norm is None else found
 
 
 def convolve_with_shortcut(
@@ -71,18 +71,18 @@ def convolve_with_shortcut(
         norm: as for `convolve`.
 
     >>> x = torch.rand(2, 16, 8, 8)
-    >>> y, shortcut, sums = convolve_with_shortcut(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
+    >>> y, shortcut, statistics = convolve_with_shortcut(nn.Conv2d(16, 32, 3, padding=1, bias=False), x, x)
     >>> y.shape, shortcut is x
     (torch.Size([2, 32, 8, 8]), True)
     """
     if not (fused and x is shortcut and conditions.can_convolve(convolution, x) and conditions.is_ready(x)):
-        maps, sums = convolve(convolution, x, fused, norm=norm)
-        return maps, shortcut, sums
+        maps, statistics = convolve(convolution, x, fused, norm=norm)
+        return maps, shortcut, statistics
     from .convolution import Fork
 
-    origin = conditions.sums_for(norm, convolution, x, None)
-    found: Any = Fork.apply(x, convolution.weight, origin, conditions.stride_of(convolution))  # type: ignore[no-untyped-call]
-    return (*found, None) if origin is None else found
+    training_norm, stride = conditions.training_norm_for(norm, convolution, x, None), conditions.stride_of(convolution)
+    found: Any = Fork.apply(x, convolution.weight, training_norm, stride)  # type: ignore[no-untyped-call]
+    return (*found, None) if training_norm is None else found
 
 
 def convolve_normalised(
@@ -111,8 +111,8 @@ def convolve_normalised(
     if not (
         fused and conditions.can_convolve(convolution, x) and conditions.can_apply_norm(convolution, norm, x, residual)
     ):
-        y, sums = convolve(convolution, x, fused, norm=norm, residual=residual)
-        return normalise(norm, y, residual, sums=sums, relu=relu, fused=fused)
+        y, statistics = convolve(convolution, x, fused, norm=norm, residual=residual)
+        return normalise(norm, y, residual, statistics=statistics, relu=relu, fused=fused)
     from .convolving import EvalNorm
     from .convolving import convolve as by_kernel
 
@@ -129,7 +129,7 @@ def normalise(
     x: Tensor,
     residual: Tensor | None = None,
     *,
-    sums: Tensor | None = None,
+    statistics: Tensor | None = None,
     relu: bool = True,
     fused: bool = True,
 ) -> Tensor:
@@ -139,8 +139,7 @@ def normalise(
         norm: any module; there are kernels for BatchNorm in training mode.
         x: (N, C, H, W).
         residual: added before the ReLU, of the shape of x, or None.
-        sums: what `convolve` returned with x for this norm, or None. The running mean of the norm must not have changed
-            since.
+        statistics: what `convolve` returned with x for this norm, or None.
         relu: whether to apply a ReLU.
         fused: whether to use kernels where there are some.
 
@@ -156,7 +155,7 @@ def normalise(
     running = Running(layer.running_mean, layer.running_var, layer.num_batches_tracked, layer.momentum)
     added = None if residual is None else _arranged(residual)
     y: Tensor = Normalisation.apply(  # type: ignore[no-untyped-call]
-        _arranged(x), added, layer.weight, layer.bias, running, layer.eps, relu, sums
+        _arranged(x), added, layer.weight, layer.bias, running, layer.eps, relu, statistics
     )
     return y
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 __all__ = [
     "ADDED",
+    "COMBINED",
     "CONVOLVED",
-    "FINISHED",
     "NORMALISED",
     "REVERSED",
     "STRIDED",
@@ -94,8 +94,8 @@ NORMALISED = {16: Sums(2048, 4, 256), 32: Sums(2048, 4, 128), 64: Sums(2048, 2, 
 """For the forward pass of BatchNorm, by its number of channels."""
 REVERSED = {16: Sums(2048, 4, 256), 32: Sums(8192, 8, 128), 64: Sums(2048, 4, 128)}
 """For the backward pass of BatchNorm, which reads three maps instead of one or two."""
-FINISHED = 512, 8
-"""For the statistics of BatchNorm: the largest number of parts, and the channels, that a program reads at once."""
+COMBINED = 8
+"""For the statistics of BatchNorm: the channels that a program combines."""
 
 
 def power_of_two(number: int) -> int:
