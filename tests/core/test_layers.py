@@ -169,6 +169,20 @@ def test_autocast_takes_what_it_is_given() -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
+def test_a_running_mean_starts_at_zero_after_the_meta_device() -> None:
+    """As BatchNorm's does: models that are built without memory are reset module by module."""
+    with torch.device("meta"):
+        layer = ro.RotationOut(0.5, center="running", num_features=8)
+    layer.to_empty(device="cpu")
+    layer.running_mean.fill_(torch.nan)  # whatever was in memory
+    layer.reset_parameters()
+    assert layer.running_mean.tolist() == [0.0] * 8
+    assert layer(torch.ones(2, 8)).isfinite().all()
+    layer.reset_running_stats()
+    assert not layer.running_mean.any(), "after a batch, too"
+    ro.RotationOut(0.5).reset_parameters()  # there is nothing to reset
+
+
 def test_strength_survives_the_meta_device() -> None:
     with torch.device("meta"):
         module = nn.Sequential(ro.RotationOut(0.3))

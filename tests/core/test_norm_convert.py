@@ -1,6 +1,7 @@
 """From and to nn.BatchNorm in a model: tensors, statistics, hooks and mode are kept."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +148,17 @@ def test_a_conversion_of_nothing_is_an_error() -> None:
         norm.convert_batchnorm(nn.Sequential(nn.BatchNorm2d(4)), norm.CrossNorm1d)
     with pytest.raises(ValueError, match="no BatchNorm layer at all"):
         norm.convert_batchnorm(nn.Linear(2, 2), "ghost")
+
+
+@pytest.mark.parametrize(
+    "options", [{"to": "ghost", "ghost_batch": 4}, {"to": "cross"}, {"to": "poly", "batch_size": 8}]
+)
+def test_converted_models_are_traced_by_fx(options: dict[str, Any]) -> None:
+    """With the norms as layers, as BatchNorm is: what quantizes a model or extracts features traces it."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    ro.nn.convert_batchnorm(model, **options)
+    x = torch.randn(8, 3)
+    for mode in (True, False):
+        traced = torch.fx.symbolic_trace(model.train(mode))
+        assert type(traced.get_submodule("1")) is type(model[1])
+        assert torch.equal(traced(x), model(x))

@@ -15,10 +15,26 @@ from ..functional.inputs import check_features, feature_mean, kind_of, mask_weig
 from ..kernels.autograd import follow_mean, is_transformed, mean_parts
 from ..kernels.dispatch import is_recorded
 
-__all__ = ["CentredNoise", "Noise"]
+__all__ = ["CentredNoise", "Noise", "recorded"]
 
 _LARGEST_RATE = 1 - 2**-24
 """The largest fp32 number below 1: a rate rounded to 1 would drop everything and divide by zero."""
+
+
+def recorded(layer: nn.Module, *inputs: object) -> Any:
+    """A call as torch.fx records it where an input is its Proxy: the layer as a whole, as with layers of torch.
+
+    >>> class Absolute(nn.Module):  # its code depends on values, which torch.fx cannot follow
+    ...     def forward(self, x):
+    ...         if isinstance(x, Proxy):
+    ...             return recorded(self, x)
+    ...         return x if x.sum() > 0 else -x
+    >>> torch.fx.symbolic_trace(nn.Sequential(Absolute()))(-torch.ones(2))
+    tensor([1., 1.])
+    """
+    tracer = next(value.tracer for value in inputs if isinstance(value, Proxy))
+    path = cast(Tracer, tracer).path_of_module(layer)
+    return tracer.create_proxy("call_module", path, tuple(value for value in inputs if value is not None), {})
 
 
 class Noise(_DropoutNd):
@@ -121,12 +137,6 @@ class Noise(_DropoutNd):
             "records the noise in training mode and leaves it out in eval mode"
         )
 
-    def _recorded(self, *inputs: object) -> Any:
-        """A call as torch.fx records it where an input is its Proxy: the layer as a whole, as with ``nn.Dropout``."""
-        tracer = next(value.tracer for value in inputs if isinstance(value, Proxy))
-        path = cast(Tracer, tracer).path_of_module(self)
-        return tracer.create_proxy("call_module", path, tuple(value for value in inputs if value is not None), {})
-
     def extra_repr(self) -> str:
         """The arguments, for ``repr``."""
         return f"p={self.p:g}"
@@ -194,6 +204,15 @@ class CentredNoise(Noise):
         with torch.inference_mode(False):
             self.register_buffer("running_mean", torch.zeros(size))
 
+    def reset_running_stats(self) -> None:
+        """Set the running mean to zero, if there is one, as for a new layer."""
+        if self.running_mean is not None:
+            self.running_mean.zero_()
+
+    def reset_parameters(self) -> None:
+        """`reset_running_stats`, under the name that is called on all modules of a model after ``to_empty``."""
+        self.reset_running_stats()
+
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         """The feature axis and the batch axis of an input, or an error if it has the wrong number of dimensions."""
         raise NotImplementedError
@@ -207,7 +226,7 @@ class CentredNoise(Noise):
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """Disturb ``input`` while training; padding, where ``mask`` is False, is left alone."""
         if isinstance(input, Proxy):
-            return cast(Tensor, self._recorded(input, mask))
+            return cast(Tensor, recorded(self, input, mask))
         if not self.training:
             return input
         if not isinstance(input, Tensor) or input.ndim == 0:

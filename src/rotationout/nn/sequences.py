@@ -19,7 +19,7 @@ from ..functional.rotation import turn_about
 from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
 from ..rotation import check_features
 from .arguments import NEVER_IN_PLACE, checked
-from .base import Noise
+from .base import Noise, recorded
 from .rotation import _MAPS, _RotationOutNd
 
 __all__ = ["LockedDropout", "RotationOutSequence"]
@@ -112,7 +112,7 @@ class LockedDropout(Noise):
     def forward(self, input: Sequences) -> Sequences:
         """Drop features of ``input``, (T, N, C), (T, C) or packed, while training."""
         if isinstance(input, Proxy):
-            return cast(Sequences, self._recorded(input))
+            return cast(Sequences, recorded(self, input))
         if not self.training:
             return input
         scale = self._scale_for(input.data if isinstance(input, PackedSequence) else input)

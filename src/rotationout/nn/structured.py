@@ -9,7 +9,7 @@ from torch.fx import Proxy
 
 from .. import strength
 from ..functional.structured import SHAKE_LIMIT, check_shake_rate, cut, mix
-from .base import Noise
+from .base import Noise, recorded
 
 __all__ = ["Cutout", "ShakeShake"]
 
@@ -33,7 +33,7 @@ class Cutout(Noise):
     def forward(self, input: Tensor) -> Tensor:
         """Cut ``input`` while training."""
         if isinstance(input, Proxy):
-            return cast(Tensor, self._recorded(input))
+            return cast(Tensor, recorded(self, input))
         return cut(input, self._scale_for(input), self._active, generator=None) if self.training else input
 
 
@@ -65,7 +65,7 @@ class ShakeShake(Noise):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Mix the outputs of two branches, at random while training."""
         if isinstance(first, Proxy):
-            return cast(Tensor, self._recorded(first, second))
+            return cast(Tensor, recorded(self, first, second))
         active = self.training and self._active
         scale = self._scale_for(first)
         return mix(first, second, scale, active, per=self.per, backward=self.backward_weights, generator=None)

@@ -14,14 +14,16 @@ PolyBatchNorm    as BatchNorm                               BatchNorm's x̂, the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import strength
 from ..arguments import checked
+from ..base import recorded
 from .statistics import Examples, chunk_moments, chunks, example_moments
 
 __all__ = ["ChunkedNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
@@ -52,6 +54,8 @@ class ChunkedNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input``, (N, C, …), in training with statistics of the batch, in evaluation with running ones."""
+        if isinstance(input, Proxy):
+            return cast(Tensor, recorded(self, input))
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not input.is_floating_point() or input.size(1) != self.num_features:
             raise ValueError(
