@@ -294,3 +294,23 @@ def test_other_inputs_and_outputs() -> None:
 def test_bad_samples(call: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ro.Schedule.constant,
+        lambda noises: ro.Schedule.ramp(noises, steps=3),
+        lambda noises: ro.Schedule.early(noises, until=2),
+        lambda noises: ro.Schedule.late(noises, start=2),
+        lambda noises: ro.Schedule.fade_out(ro.Schedule.ramp(noises, steps=2), steps=2, start=1),
+    ],
+)
+def test_schedules_go_to_other_processes(make: Callable[[nn.Module], ro.Schedule]) -> None:
+    """By pickle, together with the noises that they change."""
+    layer = ro.RotationOut(0.5)
+    schedule, copied = make(layer), pickle.loads(pickle.dumps(make(ro.RotationOut(0.5))))
+    for _ in range(4):
+        schedule.step()
+        copied.step()
+        assert copied.noises[0].p == layer.p

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -67,7 +69,7 @@ class Schedule:
         if isinstance(noises, Schedule):
             first = noises.factor
             self.noises, self.base = noises.noises, list(noises.base)
-            self.factor = lambda step: first(step) * factor(step)
+            self.factor = _Product(first, factor)
         else:
             self.noises, self.factor = _check_noises(noises), factor
             self.base = [_given(noise) for noise in self.noises]
@@ -82,7 +84,7 @@ class Schedule:
     @classmethod
     def constant(cls, noises: _Noises | Schedule) -> Self:
         """Keep the strength that the noises were given."""
-        return cls(noises, lambda step: 1.0)
+        return cls(noises, _constant)
 
     @classmethod
     def ramp(cls, noises: _Noises | Schedule, *, steps: int) -> Self:
@@ -91,26 +93,26 @@ class Schedule:
         It starts at 1 / steps and not at zero, so that a compiled model has one graph.
         """
         steps = strength.check_integer("steps", steps, 1)
-        return cls(noises, lambda step: min((step + 1) / steps, 1.0))
+        return cls(noises, partial(_ramp, steps))
 
     @classmethod
     def early(cls, noises: _Noises | Schedule, *, until: int) -> Self:
         """Switch noise off at step ``until`` ("early dropout", Liu et al. 2023)."""
         until = strength.check_integer("until", until, 0)
-        return cls(noises, lambda step: 1.0 if step < until else 0.0)
+        return cls(noises, partial(_early, until))
 
     @classmethod
     def late(cls, noises: _Noises | Schedule, *, start: int) -> Self:
         """Switch noise on at step ``start`` ("late dropout", Liu et al. 2023)."""
         start = strength.check_integer("start", start, 0)
-        return cls(noises, lambda step: 1.0 if step >= start else 0.0)
+        return cls(noises, partial(_late, start))
 
     @classmethod
     def fade_out(cls, noises: _Noises | Schedule, *, steps: int, start: int = 0) -> Self:
         """Fall linearly to zero over ``steps`` steps, beginning at step ``start``."""
         steps = strength.check_integer("steps", steps, 1)
         start = strength.check_integer("start", start, 0)
-        return cls(noises, lambda step: min(max(1.0 - (step - start) / steps, 0.0), 1.0))
+        return cls(noises, partial(_fade_out, start, steps))
 
     def step(self, to: int | None = None) -> None:
         """Go on to the next step, or to the one that a trainer is at, so that the schedule resumes with the trainer.
@@ -158,6 +160,40 @@ class Schedule:
             raise
         for noise, given in zip(self.noises, base, strict=True):
             setattr(noise, _MEMORY, (given, noise.p))
+
+
+# The factors, as functions of a module and not as lambdas: a schedule goes to other processes by pickle.
+
+
+def _constant(step: int) -> float:
+    return 1.0
+
+
+def _ramp(steps: int, step: int) -> float:
+    return min((step + 1) / steps, 1.0)
+
+
+def _early(until: int, step: int) -> float:
+    return 1.0 if step < until else 0.0
+
+
+def _late(start: int, step: int) -> float:
+    return 1.0 if step >= start else 0.0
+
+
+def _fade_out(start: int, steps: int, step: int) -> float:
+    return min(max(1.0 - (step - start) / steps, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product of two factors."""
+
+    first: Callable[[int], float]
+    second: Callable[[int], float]
+
+    def __call__(self, step: int) -> float:
+        return self.first(step) * self.second(step)
 
 
 def _given(noise: Any) -> float:
