@@ -244,3 +244,21 @@ def test_a_schedule_sets_all_strengths_or_none() -> None:
 def test_block_sizes_are_one_for_each_stage() -> None:
     with pytest.raises(TypeError, match=r"e\.g\. \(7, 3\), got 7"):
         ro.insert_blocks(perceptron(), block_sizes=7)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:Please use quant_min")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, .* are deprecated")
+@pytest.mark.parametrize("place", [{"before": "2"}, {"after": "0"}])
+def test_noise_is_lost_if_a_module_is_quantized_but_models_run(place: dict[str, str]) -> None:
+    """Torch builds new modules, and hands them the hooks, but not the noise: in training there is a warning."""
+    from torch.ao import quantization
+
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 8)
+    ro.insert(model, ro.RotationOut(0.2), **place)
+    model.qconfig = quantization.get_default_qat_qconfig("x86")
+    prepared = quantization.prepare_qat(model.train())
+    with pytest.warns(UserWarning, match="a noise that was inserted .* is lost: the module was rebuilt as Linear"):
+        prepared(x)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    ro.insert(model, ro.RotationOut(0.2), **place)
+    assert quantization.quantize_dynamic(model.eval(), {nn.Linear})(x).shape == (4, 2)

@@ -8,6 +8,7 @@ that is called often, or from many places, has noise at every call.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -94,9 +95,9 @@ class After(Slot):
     key = "rotationout_after"
 
 
-def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    slot = cast(Slot, getattr(module, Before.key))
-    if not slot.noise.training:
+def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    slot = _slot_of(module, Before)
+    if slot is None or kwargs is None or not slot.noise.training:
         return None  # nothing changes
     if not args and slot.argument not in kwargs:
         raise TypeError(f"the noise before {named(slot.place)} finds no argument {slot.argument!r} to disturb")
@@ -110,8 +111,24 @@ def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _on_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    slot = cast(Slot, getattr(module, After.key))
-    return slot.disturb(output) if slot.noise.training else None
+    slot = _slot_of(module, After)
+    return slot.disturb(output) if slot is not None and slot.noise.training else None
+
+
+def _slot_of(module: nn.Module, kind: type[Slot]) -> Slot | None:
+    """The slot of a module that has its hook; None if the module is another one, to which a tool has moved the hook.
+
+    Quantization does that, and leaves the slot behind: the noise is lost. Where there is nothing to train any more, it
+    would not act anyway.
+    """
+    slot: Slot | None = getattr(module, kind.key, None)
+    if slot is None and module.training and next(module.parameters(), None) is not None:
+        warnings.warn(
+            f"a noise that was inserted at a module is lost: the module was rebuilt as {type(module).__name__}, as "
+            "quantization does. Remove the noise before (rotationout.remove), or make it a layer of the model",
+            stacklevel=2,
+        )
+    return slot
 
 
 def attach(module: nn.Module, slot: Slot) -> None:
