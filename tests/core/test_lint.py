@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.core.lint_cases import ALL, CASES, IMAGES, TOKENS, VECTORS, Case
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import rotationout as ro
 from rotationout.analysis import RULES, lint
@@ -29,6 +30,23 @@ def test_a_rule_speaks_where_it_should_and_only_there(rule: str, case: Case) -> 
 def test_a_rule_knows_from_the_code_what_it_can_know(rule: str, case: Case) -> None:
     assert [finding.layer for finding in of_rule(lint(case.bad()), rule)] == [case.layer] * case.code
     assert of_rule(lint(case.good()), rule) == []
+
+
+class FastAttention(nn.Module):
+    """Reads the p of its Dropout, as timm and transformers do, and has one that is off."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.attn_drop, self.off = nn.Dropout(p), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=self.attn_drop.p if self.training else 0.0)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_attention_that_reads_the_rate_of_its_dropout_is_sound(p: float) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), FastAttention(p), nn.Linear(8, 8))
+    assert lint(model, torch.randn(2, 5, 8)) == []
 
 
 def test_every_rule_is_explained_and_has_a_case() -> None:

@@ -28,7 +28,7 @@ from ..nn import (
 )
 from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutMaps, _RotationOutNd
-from ..placing._layout import dims_of_noise, takes_axis
+from ..placing._layout import dims_of_noise, named_attention, takes_axis
 from ..placing._probe import Seen
 from ..placing._slot import Slot
 from ._flow import Flow, Link, has_strength, is_norm
@@ -253,21 +253,27 @@ def detached(view: View) -> Iterator[tuple[str, str]]:
 
 @rule
 def never_called(view: View) -> Iterator[tuple[str, str]]:
-    """A noise that was not called when the model ran in training mode: it is unused, or only its p is read."""
-    if view.ran:
-        for name in view.noises:
-            if not view.flow.calls[name]:
-                yield name, "not called when the model ran in training mode, so it does nothing"
+    """A noise that was not called when the model ran in training mode, so it does nothing.
+
+    A noise that is off does not count. Nor does one whose owner drops features in a function, which may read its p, as
+    attention in timm and transformers does.
+    """
+    drawing = {name for _, name in view.flow.draws}
+    for name, noise in view.noises.items() if view.ran else ():
+        if not view.flow.calls[name] and has_strength(noise) and name.rpartition(".")[0] not in drawing:
+            yield name, "not called when the model ran in training mode, so it does nothing"
 
 
 @rule
 def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
     """Dropout called as a function in the code of a model.
 
-    It works, but tools that look for modules do not see it: swap, Schedule, sampling.
+    It works, but tools that look for modules do not see it: swap, Schedule, sampling. That of attention weights does
+    not count, as these tools leave it alone.
     """
     for operation, name in dict.fromkeys(view.flow.draws):
-        argument = isinstance(view.model.get_submodule(name), nn.MultiheadAttention | nn.RNNBase)  # dropout=…
+        module = view.model.get_submodule(name)
+        argument = isinstance(module, nn.RNNBase) or named_attention(module)  # dropout=…
         if not argument and ("dropout" in operation or "bernoulli" in operation):
             yield (
                 name,

@@ -14,7 +14,7 @@ from torch import nn
 from ..nn import Cutout, LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
 from ..nn.base import CentredNoise
 
-__all__ = ["dims_of_module", "dims_of_noise", "takes_axis", "width_of_module"]
+__all__ = ["dims_of_module", "dims_of_noise", "named_attention", "takes_axis", "width_of_module"]
 
 _LAST = (
     nn.Linear,
@@ -80,6 +80,15 @@ def width_of_module(module: nn.Module, side: str) -> int | None:
         if isinstance(size, Integral):
             return int(size) or None  # zero in a lazy module before its first call
     return None
+
+
+def named_attention(module: nn.Module) -> bool:
+    """Whether the type of a module is called attention.
+
+    >>> named_attention(nn.MultiheadAttention(4, 2)), named_attention(nn.Linear(4, 2))
+    (True, False)
+    """
+    return re.search("att(ention|n)", type(module).__name__.lower()) is not None
 
 
 def takes_axis(noise: nn.Module) -> bool:
