@@ -250,3 +250,19 @@ def test_the_report_in_words() -> None:
     )
     assert str(ro.insert(nn.ReLU(), nn.Dropout(0.5), after=nn.ReLU)).endswith("after ReLU: the model")
     assert "(also layer2.1.conv1)" in str(ro.insert(model, nn.Dropout(0.5), after=nn.Conv2d))
+
+
+def test_a_star_that_also_matches_the_modules_inside_is_told() -> None:
+    model = nn.Sequential(nn.ModuleDict({"a": nn.Linear(4, 4)}), nn.ModuleDict({"a": nn.Linear(4, 4)}))
+    parts = nn.ModuleDict({"layers": nn.ModuleList([nn.TransformerEncoderLayer(8, 2) for _ in range(2)])})
+    with pytest.warns(UserWarning, match=r"inside others .* e\.g\. at 'layers\.0\.self_attn': a \* stands for dots"):
+        ro.insert(parts, ro.noise("dropout", 0.1), after="layers.*", dim=-1)
+    assert len(ro.insert(model, ro.RotationOut(0.1), before="*.a")) == 2, "none is inside another"
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (16, 8), (8, 16)])
+def test_linear_layers_that_follow_each_other_are_one_head(sizes: tuple[int, int]) -> None:
+    width, inner = sizes
+    stages = {name: nn.Sequential(nn.ModuleDict({"conv1": nn.Conv2d(4, 4, 3)})) for name in ("layer3", "layer4")}
+    model = nn.ModuleDict({**stages, "fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, 3)})
+    assert [change.name for change in ro.insert_blocks(model).changed][-1] == "fc2"

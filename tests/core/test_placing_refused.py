@@ -1,5 +1,6 @@
 """Placements that are refused: what is said of them, and that the model is left as it was."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,13 @@ class OwnForward(nn.Sequential):
         return super().forward(x)
 
 
+def resnet(block: nn.Module, **heads: nn.Module) -> nn.Module:
+    stages = {name: nn.Sequential(copy.deepcopy(block)) for name in ("layer3", "layer4")}
+    return nn.ModuleDict({**stages, **heads})
+
+
+NESTED = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(4, 4, 3)), "shortcut": nn.Conv2d(4, 4, 1)})
+FLAT = nn.ModuleDict({"conv1": nn.Conv2d(4, 4, 3)})
 VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
 
 
@@ -162,6 +170,16 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         (lambda: ro.insert_in_stages(Network(), MAPS, last=3), ValueError, r"has 2: layer1, layer2$"),
         (lambda: ro.insert_in_stages(Network(), MAPS, last=0), ValueError, r"integer, at least 1, got 0"),
         (lambda: ro.insert_blocks(Network().layer1, linear=True), ValueError, r"are called layer1"),
+        (
+            lambda: ro.insert_in_stages(resnet(NESTED), MAPS),
+            ValueError,
+            r"no block of layer4 holds a convolution itself, as layer4\.0\.conv1 would .* within='layer4', where=…\)$",
+        ),
+        (
+            lambda: ro.insert_blocks(resnet(FLAT, classes=nn.Linear(8, 3), boxes=nn.Linear(8, 12))),
+            ValueError,
+            r"the model has several heads, classes, boxes: linear=False leaves them out",
+        ),
         (
             lambda: ro.insert_blocks(Network(), ro.RotationOut2d(0.2)),
             TypeError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
 from ._probe import called, read_only
 from ._report import Change, Left, Report, named
-from ._select import Candidate, Predicate, Selection, candidates, check_model, device_near, holders, select
+from ._select import Candidate, Predicate, Selection, as_list, candidates, check_model, device_near, holders, select
 from ._slot import After, Before, Slot, attach, detach, slots
 
 __all__ = ["insert", "place", "plan", "remove"]
@@ -158,7 +159,20 @@ def plan(
             planned[target.module] = target, _slot(target, noise, side, dim, model)
     if not planned:
         raise ValueError(f"nothing to place noise {side}: " + "; ".join(map(str, left)))
+    _warn_of_nesting(side, selection, [candidate.name for candidate, _ in planned.values()])
     return list(planned.values()), left
+
+
+def _warn_of_nesting(side: str, selection: Selection, names: list[str]) -> None:
+    """Warn if a pattern selects modules together with modules inside them: a * also stands for dots."""
+    chosen, patterns = set(names), [one for one in as_list(selection) if isinstance(one, str) and "*" in one]
+    inside = [name for name in names if any(name[:at] in chosen for at, sign in enumerate(name) if sign == ".")]
+    if patterns and inside:
+        warnings.warn(
+            f"{side}={patterns[0]!r} places noise at {len(inside)} modules inside others that get noise too, e.g. at "
+            f"{inside[0]!r}: a * stands for dots as well. To have the outer modules only, give their type, or where=…",
+            stacklevel=4,
+        )
 
 
 def place(planned: Plan) -> Report:

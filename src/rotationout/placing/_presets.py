@@ -22,9 +22,10 @@ _SHORTCUTS = ("downsample", "shortcut", "skip", "residual", "identity", "proj")
 
 
 def insert_in_stages(model: nn.Module, noise: Noises, *, last: int = 1) -> Report:
-    """Place a copy of ``noise`` before every convolution of the last stages of a ResNet.
+    """Place a copy of ``noise`` before every convolution that a block of the last stages of a ResNet holds itself.
 
-    The paper's placement on CIFAR100: the last stage of ResNet110, the last two of WideResNet28-10.
+    The paper's placement on CIFAR100: the last stage of ResNet110, the last two of WideResNet28-10. Convolutions inside
+    other modules of a block are left out.
 
     Args:
         model: a ResNet or WideResNet of torchvision or timm, or one with stages of the same names, changed in place.
@@ -40,7 +41,7 @@ def insert_in_stages(model: nn.Module, noise: Noises, *, last: int = 1) -> Repor
     >>> [change.name for change in insert_in_stages(model, ro.RotationOut2d(0.2)).changed]
     ['layer2.0.conv1', 'layer2.1.conv1']
     """
-    return place(plan(model, noise, before=nn.Conv2d, where=_in_branches(_stages(model, last))))
+    return place(plan(model, noise, before=nn.Conv2d, where=_in_branches(model, _stages(model, last))))
 
 
 def insert_blocks(
@@ -51,7 +52,7 @@ def insert_blocks(
     coverage: float | None = None,
     linear: bool = True,
 ) -> Report:
-    """Turn features inside random blocks, before every convolution of the last stages of a ResNet.
+    """Turn features inside random blocks, before the convolutions of the last stages of a ResNet.
 
     The paper's placement on ImageNet: blocks of 7 × 7 in Res3 and 3 × 3 in Res4, and a rotation before the last linear
     layer, all with λ = 1/4.
@@ -81,7 +82,7 @@ def insert_blocks(
     plans = []
     for stage, size in zip(stages, block_sizes, strict=True):
         noise = RotationOut2d(p, block_size=size, coverage=coverage)
-        plans.append(plan(model, noise, before=nn.Conv2d, where=_in_branches([stage])))
+        plans.append(plan(model, noise, before=nn.Conv2d, where=_in_branches(model, [stage])))
     if linear:
         plans.append(plan(model, RotationOut(p), before=_last_linear(model)))
     return place(([slot for slots, _ in plans for slot in slots], [one for _, left in plans for one in left]))
@@ -109,10 +110,10 @@ def _stages(model: nn.Module, last: int) -> list[str]:
     return stages[-last:]
 
 
-def _in_branches(stages: list[str]) -> Predicate:
+def _in_branches(model: nn.Module, stages: list[str]) -> Predicate:
     """Whether a module is a direct child of a block of these stages, and not its shortcut.
 
-    Convolutions further down, e.g. those of squeeze-and-excitation, do not count.
+    Convolutions further down, e.g. those of squeeze-and-excitation, do not count; an error if there are no others.
     """
     block = "|".join(map(re.escape, stages))
 
@@ -120,11 +121,29 @@ def _in_branches(stages: list[str]) -> Predicate:
         child = re.fullmatch(rf"(?:{block})\.\d+\.([^.]+)", name)
         return child is not None and not any(word in child[1] for word in _SHORTCUTS)
 
+    if not any(belongs(one.name, one.module) for one in candidates(model) if isinstance(one.module, nn.Conv2d)):
+        raise ValueError(
+            f"no block of {' and '.join(stages)} holds a convolution itself, as {stages[0]}.0.conv1 would be; choose "
+            f"them, without those of shortcuts: rotationout.insert(model, noise, before=nn.Conv2d, "
+            f"within={stages[0]!r}, where=…)"
+        )
     return belongs
 
 
 def _last_linear(model: nn.Module) -> str:
-    linear = [candidate.name for candidate in candidates(model) if isinstance(candidate.module, nn.Linear)]
-    if not linear or not linear[-1]:
+    linear = [one for one in candidates(model) if isinstance(one.module, nn.Linear)]
+    if not linear or not linear[-1].name:
         raise ValueError("the model has no linear layer to place noise before; linear=False leaves it out")
-    return linear[-1]
+    last, size = linear[-1].name, linear[-1].module.in_features
+    owner = last.rpartition(".")[0]
+    beside = [
+        one.name
+        for one in linear[:-1]
+        if one.name.rpartition(".")[0] == owner and one.module.in_features == size != one.module.out_features
+    ]
+    if beside:  # not one after the other: their inputs are of one size, and not the output of either
+        raise ValueError(
+            f"the model has several heads, {', '.join([*beside, last])}: linear=False leaves them out, and "
+            "rotationout.insert places noise before those that you name"
+        )
+    return last

@@ -41,13 +41,13 @@ class Seen:
 
     Attributes:
         calls: how often it was called.
-        axes: how many axes the tensors have that it was given.
+        shapes: the shapes of the tensors that it was given.
         dims: how many of them follow the features, according to each of its neighbours.
         attention: whether it was given attention weights, or values that look like them.
     """
 
     calls: int = 0
-    axes: set[int] = field(default_factory=set)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
     dims: set[int] = field(default_factory=set)
     attention: bool = False
 
@@ -182,7 +182,7 @@ class _Run:
         for dropout, tensor in self.given:
             seen = self.seen[dropout]
             seen.calls += 1
-            seen.axes.add(tensor.ndim)
+            seen.shapes.add(tuple(tensor.shape))
             seen.attention |= _may_be_attention(tensor)
             seen.dims |= {0} if tensor.ndim <= 2 else self._dims(_key(tensor))
         return self.seen

@@ -19,6 +19,7 @@ __all__ = [
     "Candidate",
     "Predicate",
     "Selection",
+    "as_list",
     "candidates",
     "check_model",
     "device_near",
@@ -119,7 +120,7 @@ def select(
     for pattern in wanted:
         if isinstance(pattern, str) and not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"{argument}={pattern!r} matches no module name; {near(pattern, names)}")
-    parts = [] if within is None else _as_list(within)
+    parts = [] if within is None else as_list(within)
     for part in parts:
         if not isinstance(part, str):
             raise TypeError(f"within must be names of parts of the model, got {type(part).__name__} {part!r}")
@@ -168,12 +169,13 @@ def near(wanted: str, names: Iterable[str]) -> str:
     return f"there are {', '.join(map(repr, known[:8]))}{', …' if len(known) > 8 else ''}"
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """One thing, or several in a sequence, as a list; text is one thing."""
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _check_selection(argument: str, selection: Selection) -> list[type[nn.Module] | str]:
-    wanted = _as_list(selection)
+    wanted = as_list(selection)
     for one in wanted:
         if not isinstance(one, str) and not (inspect.isclass(one) and issubclass(one, nn.Module)):
             kind = "an instance" if isinstance(one, nn.Module) else type(one).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..nn import RotationOut, RotationOut1d, RotationOut2d, RotationOut3d
 from ..nn.base import Noise
 from ..registry import KINDS, is_noise
-from ._layout import dims_of_module
+from ._layout import dims_of_module, named_attention
 from ._probe import Seen, dims_between, watch
 from ._report import Change, Left, Report, fold
 from ._select import Candidate, candidates, check_model, device_near, holders
@@ -34,7 +35,7 @@ class _LeftAloneError(Exception):
 
 
 class _UnsureError(_LeftAloneError):
-    """A module is to be left alone because nobody knows where its features are; a run of the model would show it."""
+    """A module is to be left alone only because it is not known where its features are."""
 
 
 def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Report:
@@ -58,11 +59,12 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         model: changed in place; nothing changes if anything fails.
         example_inputs: an input of the model, for one run in eval mode without gradients: a tensor, a tuple of
             arguments, or a mapping of keyword arguments.
-        choices: keyword arguments of the rotations, e.g. ``preset="paper"``.
+        choices: keyword arguments of the rotations, e.g. ``preset="paper"``. With ``center="running"`` the run shows
+            the number of features of every place. Maps of a single position are rotated about the origin by default.
 
     Returns:
         A report of what was replaced, and of what was left alone and why; ``print`` it. If Dropout was left alone only
-        for want of ``example_inputs``, there is a warning too.
+        because it is not known where its features are, there is a warning too.
 
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     >>> print(swap(model, pairing="permutation"))
@@ -77,6 +79,11 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         own = "; every rotation takes the p of the Dropout that it replaces" if "p" in unknown else ""
         right = ", ".join(sorted(known))
         raise TypeError(f"swap has no choice {', '.join(unknown)}{own}; those of RotationOut are {right}")
+    if choices.get("center") == "running" and example_inputs is None and "num_features" not in choices:
+        raise ValueError(
+            "center='running' needs the number of features of every place: show it an input, "
+            "swap(model, example_inputs=batch), or give num_features if it is the same everywhere"
+        )
     if is_noise(model):
         raise ValueError(f"the model itself is a {type(model).__name__}; replace it in the module that holds it")
     found = [candidate for candidate in candidates(model) if is_noise(candidate.module)]
@@ -103,10 +110,15 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     if not changed and not left:
         left = [Left("", type(model).__name__, _NONE)]
     if unsure:
+        why = (
+            "The code alone does not say on which axis the features are there; show it an input, "
+            "swap(model, example_inputs=batch)"
+            if seen is None
+            else "The run does not say on which axis the features are there; print what swap returns to see why"
+        )
         warnings.warn(
             f"swap left Dropout as it was in {len(unsure)} place{'s' if len(unsure) > 1 else ''}: "
-            f"{', '.join(fold(unsure))}. The code alone does not say on which axis the features are there; show it an "
-            "input, swap(model, example_inputs=batch)",
+            f"{', '.join(fold(unsure))}. {why}",
             stacklevel=2,
         )
     return Report(tuple(change for _, change in changed), tuple(left))
@@ -160,7 +172,31 @@ def _rotation(
         raise _LeftAloneError(_OFF if module.p == 0.0 else "it drops everything: its strength is infinite")
     dims = _DIMS[type(module)]
     dims = _dims(owners, seen) if dims is None else _dims_of_maps(dims, owners, seen, around)
-    return _ROTATIONS[dims](module.p, **choices)
+    return _ROTATIONS[dims](module.p, **choices, **_fitting(dims, seen, choices))
+
+
+def _fitting(dims: int, seen: Seen | None, choices: dict[str, Any]) -> dict[str, Any]:
+    """What a rotation must be told of its place besides the choices, or a `_LeftAloneError`.
+
+    Maps of one position are vectors: as on these, the default is no batch mean, which a batch of one would not have. A
+    running mean needs the number of features.
+    """
+    shapes = set() if seen is None else seen.shapes
+    if dims and shapes and {"center", "preset"}.isdisjoint(choices):
+        return {"center": None} if all(math.prod(shape[-dims:]) == 1 for shape in shapes) else {}
+    widths = {shape[-1 - dims] for shape in shapes}
+    given = choices.get("num_features")
+    if choices.get("center") != "running" or given in widths or (given is not None and not widths):
+        return {}
+    if given is not None:
+        raise ValueError(
+            f"num_features = {given} does not fit a Dropout on {widths.pop()} features; leave it out: the run with "
+            "example_inputs shows the number of features of every place"
+        )
+    if len(widths) != 1:
+        found = f"it is used for {' and '.join(map(str, sorted(widths)))}" if widths else "it was not called"
+        raise _LeftAloneError(f"a running mean is for one number of features, but {found}")
+    return {"num_features": widths.pop()}
 
 
 def _blocks(module: nn.Module, dims: int, choices: dict[str, Any]) -> nn.Module:
@@ -178,15 +214,21 @@ def _dims(owners: list[tuple[nn.Module, str]], seen: Seen | None) -> int:
     """How many axes follow the features of a Dropout, or a `_LeftAloneError`."""
     if any(re.search("att(ention|n)", key.lower()) for _, key in owners):
         raise _LeftAloneError("it is on attention weights, by its name")
-    if seen is not None:
+    if seen is not None and seen.calls:
         return _observed(seen)
-    if any(_attends(owner, key) for owner, key in owners):
-        raise _LeftAloneError("it may be on attention weights; example_inputs would tell")
-    known = {_certain(owner, key) for owner, key in owners}
+    attends = any(_attends(owner, key) for owner, key in owners)
+    known = {None} if attends else {_certain(owner, key) for owner, key in owners}
     dims = known.pop() if len(known) == 1 else None
-    if dims is None:
-        raise _UnsureError("the code does not say on which axis its features are; example_inputs would tell")
-    return dims
+    if dims is not None:  # also of one that was not called in the run, such as an auxiliary head's
+        return dims
+    if seen is not None:
+        raise _LeftAloneError("it was not called: it is not used, or in training mode alone, or only its p is read")
+    if attends:
+        # Where another module inside attends, as in T5LayerSelfAttention, it is rather on hidden states.
+        inside = any(named_attention(part) for owner, _ in owners for part in list(owner.modules())[1:])
+        kind = _UnsureError if inside else _LeftAloneError
+        raise kind("it may be on attention weights; example_inputs would tell")
+    raise _UnsureError("the code does not say on which axis its features are; example_inputs would tell")
 
 
 def _dims_of_maps(dims: int, owners: list[tuple[nn.Module, str]], seen: Seen | None, around: set[int | None]) -> int:
@@ -196,9 +238,10 @@ def _dims_of_maps(dims: int, owners: list[tuple[nn.Module, str]], seen: Seen | N
     (N, C) to all of them, where a rotation would mix examples.
     """
     if seen is not None and seen.calls:
-        if len(seen.axes) > 1 or not seen.axes <= ({3, 4} if dims == 2 else {dims + 2}):
-            raise _LeftAloneError(f"it is used for tensors with {' and '.join(map(str, sorted(seen.axes)))} axes")
-        return max(seen.axes) - 2
+        axes = {len(shape) for shape in seen.shapes}
+        if len(axes) > 1 or not axes <= ({3, 4} if dims == 2 else {dims + 2}):
+            raise _LeftAloneError(f"it is used for tensors with {' and '.join(map(str, sorted(axes)))} axes")
+        return axes.pop() - 2
     known = {_certain(owner, key) for owner, key in owners}
     if 0 in known:
         raise _LeftAloneError("it is for maps, but next to a layer with the features on the last axis")
@@ -210,20 +253,19 @@ def _dims_of_maps(dims: int, owners: list[tuple[nn.Module, str]], seen: Seen | N
 
 
 def _observed(seen: Seen) -> int:
-    if not seen.calls:
-        raise _LeftAloneError("it was not called: it is not used, or only its p is read")
     if seen.attention:
         raise _LeftAloneError("it is on attention weights, or on values that sum to one like them")
     if len(seen.dims) != 1:
-        found = "its neighbours do not say" if not seen.dims else "it is used for features on different axes"
-        raise _LeftAloneError(f"{found} on which axis its features are: replace it by hand, or insert noise there")
+        unknown = "its neighbours do not say on which axis its features are"
+        found = "it is used for features on different axes" if seen.dims else unknown
+        raise _UnsureError(f"{found}: replace it by hand, or insert noise there")
     return next(iter(seen.dims))
 
 
 def _attends(owner: nn.Module, key: str) -> bool:
     """Whether a module may use its Dropout on attention weights, like ``attention.self.dropout`` in transformers."""
     called = key.lower().replace("dropout", "")
-    return re.search("att(ention|n)", type(owner).__name__.lower()) is not None and not _HIDDEN.search(called)
+    return named_attention(owner) and not _HIDDEN.search(called)
 
 
 def _certain(owner: nn.Module, key: str) -> int | None:
