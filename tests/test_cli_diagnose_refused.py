@@ -1,5 +1,6 @@
 """Mistakes in the arguments of `rotationout diagnose` are told in a line, without a traceback."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ MISTAKES = [
     ("my_models:build --data wide.pt", 1, "the model cannot be run on the first batch: RuntimeError: mat1 and mat2"),
     ("my_models:build --data nan.npy", 1, "nan.npy has inputs that are not a number (NaN)"),
     ("my_models:build --weights words.pt", 1, "words.pt must hold a state_dict, tensors by name, got str"),
+    ("my_models:build --weights wrapped.pt", 1, "the name of every weight in it begins with 'module.'. Save the state"),
+    ("my_models:build --weights other.pt", 1, "other.pt does not fit the model: Error(s) in loading state_dict"),
 ]
 
 
@@ -65,6 +68,9 @@ def test_mistakes_are_told_in_a_line(line: str, code: int, message: str, here: P
     np.save(here / "nan.npy", np.full((20, 6), np.nan, np.float32))
     np.savez(here / "many.npz", a=np.zeros(3), b=np.zeros(3))
     torch.save("hello", here / "words.pt")
+    state = runpy.run_path(str(here / "my_models.py"))["build"]().state_dict()
+    torch.save({f"module.{name}": value for name, value in state.items()}, here / "wrapped.pt")
+    torch.save({f"module.{name}": value for name, value in [*state.items()][:-1]}, here / "other.pt")
     torch.save(torch.randn(20, 7), here / "wide.pt")
     torch.save(torch.tensor(1.0), here / "number.pt")
     assert cli.main(["diagnose", *line.split(), "--device", "cpu"]) == code

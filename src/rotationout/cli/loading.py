@@ -119,7 +119,26 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(content)
     except RuntimeError as error:
+        prefix = _shared_prefix(content, model.state_dict())
+        if prefix:
+            raise ValueError(
+                f"{path} is of a model that holds this one: the name of every weight in it begins with {prefix!r}. "
+                "Save the state_dict of the model itself, or name a function that builds the whole"
+            ) from error
         raise ValueError(f"{path} does not fit the model: {' '.join(str(error).split())}") from error
+
+
+def _shared_prefix(content: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What the names in a state_dict have in front of those of the model, e.g. DDP's ``module.``; "" if nothing.
+
+    >>> _shared_prefix({"module.weight": 0, "module.bias": 0}, {"weight": 0, "bias": 0})
+    'module.'
+    >>> _shared_prefix({"weight": 0}, {"weight": 0})
+    ''
+    """
+    first = next(iter(content), "")
+    found = [first.removesuffix(name) for name in wanted if first.endswith(name)]
+    return next((one for one in found if one and {one + name for name in wanted} == {*content}), "")
 
 
 def checked_call(what: str, call: Callable[[], Any]) -> Any:
