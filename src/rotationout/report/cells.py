@@ -14,6 +14,7 @@ from ..strength import from_lam
 
 __all__ = [
     "CLEAR",
+    "UNCORRECTED",
     "Lead",
     "averaged",
     "by_row",
@@ -24,6 +25,7 @@ __all__ = [
     "p_value",
     "paired_p_value",
     "ran",
+    "rotation_strength",
     "shown_p",
     "signed",
     "significance",
@@ -31,6 +33,8 @@ __all__ = [
     "strengths",
 ]
 
+UNCORRECTED = "They are not corrected for multiple comparisons."
+"""Said of p-values wherever they are explained."""
 ROUNDING = 1e-9
 """Accuracies that are equal, in per cent or as fractions, differ by less than this, and others by far more."""
 
@@ -78,6 +82,22 @@ def strengths(records: Sequence[dict[str, Any]]) -> str:
     are = "are" if len(sigmas) > 1 else "is"
     so = f" So sigma {listed(sigmas.values())} {are} p = {listed(f'{p:g}' for p in sigmas)}." if sigmas else ""
     return f"Rows are named as in the paper: with the drop probability p, {said}.{so}" if said else ""
+
+
+def rotation_strength(records: Sequence[dict[str, Any]]) -> str:
+    """The p of RotationOut where names of rows do not say it, as in Tables 2 to 4; "" if there is none.
+
+    >>> rotation_strength([{"row": "rotation", "config": {"p": 0.2}}, {"row": "rotation block", "config": {"p": 0.2}}])
+    'RotationOut has p = 0.2, and the keep rates of other rows are 1 − p: strengths differ from row to row.'
+    >>> rotation_strength([{"row": "none", "config": {"p": 0.0}}])
+    ''
+    """
+    named = [record for record in records if re.match(r"rotation\b(?! keep)", record["row"])]
+    rates = {record["config"]["p"] for record in named if "p" in record["config"]}
+    if not rates:
+        return ""
+    shown = listed(f"{p:g}" for p in sorted(rates))
+    return f"RotationOut has p = {shown}, and the keep rates of other rows are 1 − p: strengths differ from row to row."
 
 
 def ran(records: Sequence[dict[str, Any]]) -> str:

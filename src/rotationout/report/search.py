@@ -9,7 +9,7 @@ from ..experiments.records import mean_sd
 from ..recipes import name_of
 from ..recipes.search import BEST, SEARCH, STRONG
 from . import style
-from .cells import averaged, by_row, significance, spread, strengths
+from .cells import UNCORRECTED, averaged, by_row, significance, spread, strengths
 from .curves import accuracy_caption, curves_figure
 from .page import Section, Table
 from .verdicts import compared
@@ -86,6 +86,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     decay = f"{first['weight_decay']:g}"
     said = f"{first['steps']:,} steps, weight decay {decay}; accuracy on the {tested}. {averaged(records)}."
     tests = "The p-values are from Welch’s test on the last ten epochs, against no noise and against the best Dropout."
+    tests = f"{tests} {UNCORRECTED}"
     several = len(records) > len(by_row(records))
     return list(filter(None, [said, strengths(records), tests if several else ""]))
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..recipes import name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
-from .cells import Lead, averaged, by_row, marked, mean_lead, significance, strengths
+from .cells import UNCORRECTED, Lead, averaged, by_row, marked, mean_lead, significance, strengths
 from .page import Section, Table
 
 __all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
@@ -112,7 +112,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         "the paper's": "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s "
         "by more than two standard errors of the difference.",
         "p-value, ": "The p-values are from Welch’s test on the last ten epochs, against no noise and against Dropout "
-        "of the same strength.",
+        f"of the same strength. {UNCORRECTED}",
         "p-value, default": "Other forms of RotationOut are also compared with the default form of the same strength.",
     }
     explained = [text for column, text in more.items() if any(name.startswith(column) for name in columns)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import style, verdicts
-from .cells import averaged, by_row, marked, significance, spread
+from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
@@ -29,7 +29,10 @@ PAPER = {
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
 al. 2018. The paper does not say whether they are of the best or of the last epoch."""
 STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
-TESTED = " The p-values are from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock."
+TESTED = (
+    " The p-values are from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock. "
+    f"{UNCORRECTED}"
+)
 RIVALS = {"rotation": "dropout keep 0.7", "rotation block": "dropblock keep 0.9"}
 """What RotationOut is compared with: the noise that drops the features which RotationOut rotates."""
 
@@ -70,7 +73,8 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
-        f"{first['test_images']:,} images; {skipped} were left out. {averaged(records)}.",
+        f"{first['test_images']:,} images; {skipped} were left out. {averaged(records)}. "
+        f"{rotation_strength(records)}".rstrip(),
         f"Side length of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "
         "others."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import verdicts
-from .cells import averaged, by_row, marked, significance
+from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance
 from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table", "verdict"]
@@ -73,9 +73,10 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
         f"{config['crop']} pixels; average precision in per cent on the {config['test_split']} split, "
         f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. "
-        f"{averaged(records)}.",
+        f"{averaged(records)}. {rotation_strength(records)}".rstrip(),
         "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
-        "number of runs. The p-values are from Welch’s test on AP, against no noise and against Dropout or DropBlock."
+        "number of runs. The p-values are from Welch’s test on AP, against no noise and against Dropout or DropBlock. "
+        + UNCORRECTED
         + (f" {STAR}" if first["recipe"] == "coco" else ""),
     ]
 

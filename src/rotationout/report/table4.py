@@ -7,7 +7,7 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from . import verdicts
-from .cells import averaged, by_row, marked, significance, spread
+from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
 from .page import Section, Table
 
 __all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table", "transcripts", "verdict"]
@@ -95,15 +95,15 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     said = [
         f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
         f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. "
-        f"{averaged(records)}.",
+        f"{averaged(records)}. {rotation_strength(records)}".rstrip(),
     ]
     if first["config"]["held_out"]:
-        said.append("The p-values are from Welch’s test on the edit distance, against no noise.")
+        said.append(f"The p-values are from Welch’s test on the edit distance, against no noise. {UNCORRECTED}")
     else:
         said.append(
             "The paper’s numbers are for WSJ; it does not give the number of runs. The p-values are from Welch’s test "
             "on the edit distance, against no noise and against the best of the paper’s other noises, without and with "
-            "weight drop." + (f" {STAR}" if first["recipe"] == "wsj" else "")
+            f"weight drop. {UNCORRECTED}" + (f" {STAR}" if first["recipe"] == "wsj" else "")
         )
     return said
 
