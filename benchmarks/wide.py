@@ -1,8 +1,9 @@
 """Training steps of WideResNet28-10 on a GPU, eager and compiled: ``python -m benchmarks.wide``, a few minutes.
 
 The network is compiled block by block, as ``--compile`` does it, or as a whole, which fuses more and takes longer to
-compile. cuDNN times at most ten of its algorithms for a convolution, or all of them. Each way is in a process of its
-own, since compiled code and cuDNN's choices outlive a run. Written as JSON under benchmarks/results/.
+compile. cuDNN times at most ten of its algorithms for a convolution, or all of them. After one run, several are timed
+side by side. Each way is in a process of its own, since compiled code and cuDNN's choices outlive a run. Written as
+JSON under benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,27 @@ def prepare(way: str, run: Classification) -> None:
         run.compile()
 
 
-def measure(way: str, row: str, seconds: float, rounds: int) -> dict[str, Any]:
-    """The seconds until a run has done its first steps, and the milliseconds of a step, several times."""
+def measure(way: str, row: str, together: Sequence[int], seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """For one run and for several, the milliseconds of a run and step, several times.
+
+    ``start_s`` is the time until the runs had done their first steps; it is shorter if torch.compile finds its cache.
+    """
     config = {config.row: config for config in TABLES["cifar100_wrn28_10_authors"]()}[row]
-    (run,) = runs_of(config)
-    begun = time.perf_counter()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # as sweeps have it
-        prepare(way, run)
-        for _ in range(3):
-            run.advance()
-        torch.cuda.synchronize()
-        started = time.perf_counter() - begun
-        steps = [milliseconds([run], seconds) for _ in range(rounds)]
-    return {"way": way, "row": row, "start_s": started, "ms": steps, "peak_bytes": torch.cuda.max_memory_allocated()}
+    found = []
+    for count in together:
+        runs = runs_of(config, count)
+        begun = time.perf_counter()
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # as sweeps have it
+            for run in runs:
+                prepare(way, run)
+                for _ in range(3):
+                    run.advance()
+            torch.cuda.synchronize()
+            started = time.perf_counter() - begun
+            steps = [milliseconds(runs, seconds) for _ in range(rounds)]
+        peak = torch.cuda.max_memory_allocated()
+        found.append({"way": way, "row": row, "together": count, "start_s": started, "ms": steps, "peak_bytes": peak})
+    return found
 
 
 def main() -> None:
@@ -57,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rows", nargs="+", default=list(ROWS))
+    parser.add_argument("--together", nargs="+", type=int, default=[1, 2], help="runs side by side")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each way")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -66,17 +77,20 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")
     if options.here:
-        print(json.dumps(measure(options.ways[0], options.rows[0], options.seconds, options.rounds)))
+        way, row = options.ways[0], options.rows[0]
+        print(json.dumps(measure(way, row, options.together, options.seconds, options.rounds)))
         return
-    steps = []
+    steps: list[dict[str, Any]] = []
     for row in options.rows:
         for way in options.ways:
-            numbers = ["--seconds", str(options.seconds), "--rounds", str(options.rounds)]
-            command = [sys.executable, "-m", "benchmarks.wide", "--here", "--ways", way, "--rows", row, *numbers]
-            steps.append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
-            found = steps[-1]
-            shown = f"{min(found['ms']):6.2f} to {max(found['ms']):.2f} ms per step"
-            print(f"{row:28} {way:24} {shown}, first steps after {found['start_s']:.0f} s", flush=True)
+            numbers = ["--seconds", options.seconds, "--rounds", options.rounds, "--together", *options.together]
+            command = ["-m", "benchmarks.wide", "--here", "--ways", way, "--rows", row, *map(str, numbers)]
+            done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=True)
+            for found in json.loads(done.stdout):
+                steps.append(found)
+                shown = f"{min(found['ms']):6.2f} to {max(found['ms']):.2f} ms per run and step"
+                label = f"{row:28} {way:24} {found['together']} at a time"
+                print(f"{label} {shown}, first steps after {found['start_s']:.0f} s", flush=True)
     print(f"\nwritten to {write(options.out, 'wide', options.commit, {'steps': steps})}")
 
 

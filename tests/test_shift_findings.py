@@ -149,8 +149,8 @@ def test_networks_trained_with_noise_are_more_coadapted() -> None:
         assert below == ([0] if row.startswith("RotationOut") else []), "RotationOut in the first block alone"
 
 
-def test_not_every_p_value_holds_against_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """reproducing.md says how many there are, and that some are above what would be needed then."""
+def test_most_p_values_do_not_hold_against_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """reproducing.md says how many there are, and that most are above what would be needed then."""
     coadapted = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in ROWS.items()}
     accurate = {row: [run["top1"] for run in states(row)] for row in ROWS}
     found = [
@@ -172,4 +172,6 @@ def test_not_every_p_value_holds_against_all_of_them(monkeypatch: pytest.MonkeyP
         found += [p_value(coadapted[row], coadapted[rival]) for row, rival in rivals.items() if row in coadapted]
     monkeypatch.syspath_prepend(str(RESULTS.parent / "docs" / "_ext"))
     assert len(found) == int(importlib.import_module("evidence.shifted").texts()["shift_tests"])
-    assert any(LEVEL / len(found) < p < LEVEL for p in found)
+    assert sum(p < LEVEL / len(found) for p in found) < len(found) / 2 < sum(p < LEVEL for p in found)
+    centring = p_value(accurate["Dropout-b, centred"], accurate["Dropout-b"])
+    assert centring > LEVEL, "reproducing.md, choosing.md and batchnorm.md"

@@ -16,6 +16,7 @@ from rotationout.report.verdicts import LEVEL
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NONE, DROPOUT, ROTATION = "none", "dropout keep 0.8", "rotation default sigma 0.500"
+ORIGIN = "rotation uncentred sigma 0.500"
 WEAKER = "dropout keep 0.9", "rotation default sigma 0.333"
 RECORDS = read_records(ROOT / "results", "cifar100_resnet110_authors")
 ROWS = by_row(RECORDS)
@@ -38,8 +39,9 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
         f"| {label} | {spread(POINTS[row])} | {printed} | {more} |"
         for label, (row, printed), more in zip(labels, PRINTED.items(), decayed, strict=True)
     ]
+    lines.append(f"| the same about the origin | {spread(POINTS[ORIGIN])} | – | – |")
     assert "\n".join(lines) in README
-    assert PRINTED.keys() == ROWS.keys(), "the others, which tell centring from rotating among them, have no runs yet"
+    assert {*PRINTED, ORIGIN} == ROWS.keys(), "the others, centred Dropout among them, have no runs yet"
     assert {len(runs) for runs in ROWS.values()} == {3}
     header = "| here, 3 runs each | the paper, 5 runs each | here, five times the weight decay, 3 runs each |"
     assert header in README
@@ -75,6 +77,29 @@ def test_rotations_are_ahead_of_no_noise_and_of_dropout() -> None:
     assert losses[NONE] < 0.02, "by heart"
 
 
+def test_about_the_origin_they_are_not_ahead_of_dropout() -> None:
+    """README.md, reproducing.md, choosing.md and negative_results.md."""
+    behind, level = (mean_lead([(POINTS[ORIGIN], POINTS[row])]) for row in (ROTATION, DROPOUT))
+    assert behind.p < LEVEL < level.p
+    assert max(POINTS[ORIGIN]) < min(POINTS[ROTATION])
+    assert p_value(POINTS[ORIGIN], POINTS[NONE]) < LEVEL
+    said = f"about the origin it does not differ significantly from Dropout (p-value {level.p:.3f})"
+    assert said in " ".join(README.split())
+
+
+def test_rotations_fit_as_dropout_of_twice_the_rate_does() -> None:
+    """reproducing.md: training loss with the noise on, and the lead over that Dropout."""
+    losses = {row: [run["train_loss"][-1] for run in runs] for row, runs in ROWS.items()}
+    assert p_value(losses[WEAKER[1]], losses[DROPOUT]) > LEVEL
+    assert min(losses[WEAKER[1]]) > max(losses[WEAKER[0]])
+    assert min(losses[ROTATION]) > max(losses[DROPOUT])
+    assert p_value(POINTS[WEAKER[1]], POINTS[DROPOUT]) > LEVEL
+    searched = by_row(read_records(ROOT / "results", search.SEARCH))
+    default, either = "rotation sigma 0.500", "rotation sigma 0.500, to either side"
+    at_end = [searched[row][0]["train_loss"][-1] for row in (either, DROPOUT, default)]
+    assert at_end == sorted(at_end), "symmetric angles lower it, below that of Dropout"
+
+
 def test_rotations_are_ahead_with_more_weight_decay_too() -> None:
     """README.md, reproducing.md, choosing.md and negative_results.md."""
     dropout, rotation = (MORE[row] for row in search.BEST)
@@ -83,10 +108,11 @@ def test_rotations_are_ahead_with_more_weight_decay_too() -> None:
     change = mean_lead([(rotation, dropout), (POINTS[WEAKER[0]], POINTS[WEAKER[1]])])
     assert 2 * change.mean == pytest.approx(lead.mean - before.mean)
     assert 2 * change.low < -0.5 < 0.5 < 2 * change.high, "cannot tell whether it grows or shrinks"
-    assert f"it is {lead.mean:.2f} points ahead (p-value {lead.p:.3f})" in " ".join(README.split())
+    assert f"stronger) {lead.mean:.2f} points (p-value {lead.p:.3f})" in README
     assert p_value(rotation, MORE[NONE]) < LEVEL < p_value(dropout, MORE[NONE]), "Dropout not significantly"
     assert min(rotation) > max(dropout)
-    assert statistics.fmean(rotation) == max(map(statistics.fmean, [*POINTS.values(), *MORE.values()])), "of all rows"
+    for row, other in zip((NONE, *search.BEST), (NONE, *WEAKER), strict=True):
+        assert statistics.fmean(MORE[row]) > statistics.fmean(POINTS[other]), "weight decay, for all three rows"
     assert not any(run["config"]["held_out"] for runs in DECAYED.values() for run in runs), "on the test set"
     ways = {(run["steps"], run["weight_decay"]) for runs in (*ROWS.values(), *DECAYED.values()) for run in runs}
     assert ways == {(64_000, 1e-4), (64_000, 5e-4)}
@@ -111,6 +137,8 @@ def test_the_last_blocks_are_less_coadapted_with_rotations() -> None:
         assert [k for k in below(rotation, NONE) if k] == list(range(count - 4, count)), "besides the first block"
     assert below(DROPOUT, NONE) == [count - 1]
     assert below(WEAKER[0], NONE) == []
+    assert below(ORIGIN, NONE) == [0, count - 3, count - 2, count - 1]
+    assert len(below(ORIGIN, DROPOUT)) == 6
     assert {len(runs) for runs in ROWS.values()} == {3}, "in one case of twenty by chance"
     means = {row: [statistics.fmean(run["coadaptation"]["value"]) for run in runs] for row, runs in ROWS.items()}
     for row, first in {DROPOUT: 1, ROTATION: 1, WEAKER[0]: 1, WEAKER[1]: 3}.items():

@@ -132,8 +132,29 @@ def _table1() -> dict[str, str]:
         "table1_paper_lead": f"{statistics.fmean(_printed_leads()):.2f}",
         "table1_p": shown_p(lead.p),
         "table1_losses": ", ".join(f"{loss:.2f} ({row})" for row, loss in losses.items()),
+        **_uncentred({row: [run["last10_top1"] for run in runs] for row, runs in rows.items()}),
+        "table1_loss_rotation": f"{losses['rotation default sigma 0.333']:.3f}",
+        "table1_loss_dropout": f"{losses['dropout keep 0.8']:.3f}",
         "table1_coadaptation_table": shift.coadaptation_table(records).markdown(),
         "table1_coadaptation_compared": shift.compared_coadaptation(records, table1.RIVALS),
+    }
+
+
+def _uncentred(points: dict[str, list[float]]) -> dict[str, str]:
+    """What RotationOut reaches about the origin, and the default form beside the Dropout that fits as closely."""
+    origin = points["rotation uncentred sigma 0.500"]
+    others = {"default": "rotation default sigma 0.500", "dropout": "dropout keep 0.8", "none": "none"}
+    over = {name: mean_lead([(origin, points[row])]) for name, row in others.items()}
+    fitting = mean_lead([(points["rotation default sigma 0.333"], points["dropout keep 0.8"])])
+    return {
+        "table1_uncentred_default": f"{-over['default'].mean:.2f}",
+        "table1_uncentred_default_p": shown_p(over["default"].p),
+        "table1_uncentred_gain": signed(-over["default"].mean),
+        "table1_uncentred_dropout": f"{-over['dropout'].mean:.2f}",
+        "table1_uncentred_interval": f"{signed(over['dropout'].low)} to {signed(over['dropout'].high)}",
+        "table1_uncentred_none": f"{over['none'].mean:.2f}",
+        "table1_lead_by_loss": f"{fitting.mean:.2f}",
+        "table1_lead_by_loss_p": shown_p(fitting.p),
     }
 
 
@@ -219,12 +240,16 @@ def _searched() -> dict[str, str]:
     centred, origin = points["rotation sigma 0.500"], points["rotation sigma 0.500, not centred"]
     kept = {row: row.removesuffix(", zeros stay zero") for row in points if row.endswith(", zeros stay zero")}
     zeros = " and ".join(signed(points[row] - points[default]) for row, default in kept.items())
+    forms = [row.partition(", ")[2] for row in rows if row.startswith("rotation") and "," in row]
+    compared = {"default": "rotation sigma 0.500", "either": "rotation sigma 0.500, to either side"}
+    losses = {key: rows[row][0]["train_loss"][-1] for key, row in {**compared, "dropout": "dropout keep 0.8"}.items()}
     return {
+        **{f"search_loss_{key}": f"{loss:.2f}" for key, loss in losses.items()},
         "search_level": f"{search.LEVEL:g}",
         "search_zeros": zeros,
         "search_dropouts": str(sum(row.startswith("dropout") for row in rows)),
         "search_rotations": str(sum(row.startswith("rotation") for row in rows)),
-        "search_forms": str(sum(row.startswith("rotation") and "," in row for row in rows)),
+        "search_forms": str(len(set(forms))),
         "search_dropout": dropout,
         "search_rotation": rotation,
         "search_center": f"{centred - origin:.2f}",
@@ -251,14 +276,17 @@ def _ghosts() -> dict[str, str]:
 
 def _blocks() -> dict[str, str]:
     """ResNet-50: how far RotationOut in blocks is ahead of it everywhere, and noises are from none on Imagewoof."""
-    found: dict[str, str] = {}
+    plain = [run for run in read_records(RESULTS, "imagewoof") if run["row"] == "none"]
+    found = {"imagewoof_loss": f"{statistics.fmean(run['train_loss'][-1] for run in plain):.2f}"}
     for recipe, score in {"bccd": "ap", "imagewoof": "last10_top1"}.items():
         scores = {row: [run[score] for run in runs] for row, runs in by_row(read_records(RESULTS, recipe)).items()}
         lead = mean_lead([(scores["rotation block"], scores["rotation"])])
         found |= {f"blocks_{recipe}": f"{lead.mean:.1f}", f"blocks_{recipe}_p": shown_p(lead.p)}
-        for key, row in {"rotation": "rotation", "dropout": "dropout keep 0.7"}.items():
+        named = {"rotation": "rotation", "dropout": "dropout keep 0.7", "spatial": "spatial dropout keep 0.9"}
+        for key, row in named.items():
             if row in scores:
-                found[f"{recipe}_{key}"] = f"{abs(mean_lead([(scores[row], scores['none'])]).mean):.1f}"
+                behind = mean_lead([(scores[row], scores["none"])])
+                found |= {f"{recipe}_{key}": f"{abs(behind.mean):.1f}", f"{recipe}_{key}_p": shown_p(behind.p)}
     return found
 
 

@@ -9,7 +9,7 @@ from rotationout.experiments.records import mean_sd
 from rotationout.experiments.results import read_records
 from rotationout.recipes.search import BEST, STRONG
 from rotationout.report import shift, table1, verdicts
-from rotationout.report.cells import by_row, p_value, shown_p, signed, spread
+from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
 
 from .accuracy import TABLE1
 from .cells import RESULTS, span
@@ -56,6 +56,7 @@ def texts() -> dict[str, str]:
         "coadaptation_table": shift.coadaptation_table(records).markdown(),
         "coadaptation_compared": compared[1],
         **{f"shift_place_p_{key}": shown_p(p) for key, p in _places(rows).items()},
+        **_centring(rows),
         **{key: text for row, runs in rows.items() for key, text in _row(NAMES[row], runs).items()},
     }
 
@@ -65,6 +66,13 @@ def _places(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     pairs = {"dropout": ("Dropout-b, centred", "Dropout-a, centred"), "rotation": ("RotationOut-b", "RotationOut-a")}
     accuracy = {row: [_state(run)["top1"] for run in runs] for row, runs in rows.items()}
     return {key: p_value(accuracy[b], accuracy[a]) for key, (b, a) in pairs.items()}
+
+
+def _centring(rows: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """What the batch mean does to the accuracy of Dropout before the convolution."""
+    centred, plain = ([_state(run)["top1"] for run in rows[row]] for row in ("Dropout-b, centred", "Dropout-b"))
+    gain = mean_lead([(centred, plain)])
+    return {"shift_centring": signed(gain.mean), "shift_centring_p": shown_p(gain.p)}
 
 
 def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:

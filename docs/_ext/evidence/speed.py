@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ __all__ = ["texts"]
 
 def texts() -> dict[str, str]:
     """By name."""
-    return {**_layers(), **_networks(), **_narrow()}
+    return {**_layers(), **_networks(), **_narrow(), **_wide()}
 
 
 def _layers() -> dict[str, str]:
@@ -136,6 +137,15 @@ def _narrow() -> dict[str, str]:
     most = max(row["count"] for row in steps)
     times = {row["kernels"]: f"{row['ms']:.1f}" for row in steps if row["count"] == most and row["row"] == "none"}
     return {"narrow_count": str(most), "narrow_torch": times["torch"], "narrow_fused": times["fused"]}
+
+
+def _wide() -> dict[str, str]:
+    """WideResNet28-10 without noise, compiled: ms of a run and step, for one run and for two side by side."""
+    steps = {
+        (row["way"], row["together"]): statistics.median(row["ms"]) for row in benchmark("wide_nvidia-h200", "steps")
+    }
+    named = {"blocks": "blocks", "whole": "whole", "algorithms": "whole, all algorithms"}
+    return {f"wide_{key}_{count}": f"{steps[way, count]:.1f}" for key, way in named.items() for count in (1, 2)}
 
 
 def _milliseconds(value: float | None) -> str:

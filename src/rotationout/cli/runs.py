@@ -35,9 +35,7 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write
 Checkpoints = Annotated[
     Path, typer.Option("--checkpoints", metavar="DIR", help="Folder for checkpoints of unfinished runs.")
 ]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Use torch.compile: faster steps if the run has the GPU to itself.")
-]
+Compile = Annotated[bool, typer.Option("--compile", help="Use torch.compile: faster steps, after a longer start.")]
 Tensorboard = Annotated[
     Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard here.")
 ]

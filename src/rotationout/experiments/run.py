@@ -238,8 +238,8 @@ class Run(abc.ABC):
     def compile(self) -> None:
         """Compile the network, before the first step; tests run it without compilation.
 
-        This is for a run that has a GPU to itself, and not the default, as compiling takes a while. The kernels of
-        `rotationout.experiments.narrow` are not used in a compiled network.
+        Not the default, as compiling takes a while. The kernels of `rotationout.experiments.narrow` are not used in a
+        compiled network.
         """
         for region in self.regions():
             region.compile(dynamic=False)

@@ -90,7 +90,8 @@ def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
     """The rows of Table 1: no noise, Dropout by element and by channel, RotationOut in its forms and other laws.
 
     The last rows, which the paper does not have, are to tell what makes a difference: RotationOut that differs in one
-    thing from the default, and Dropout about the batch mean, which has as much noise as RotationOut about that mean.
+    thing from the default; about the origin also with a smaller p, since at equal p that is the stronger noise; and
+    Dropout about the batch mean, which has as much noise as RotationOut about that mean.
     """
     found = [base]
     theirs = base.recipe.endswith("authors")
@@ -106,6 +107,7 @@ def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
         found.append(_rotation(base, f"rotation {law} sigma {SIGMA[0.8]}", 0.8, 0, {"law": law}))
     for name, changed in ABLATIONS.items():
         found.append(_rotation(base, f"rotation {name} sigma {SIGMA[0.8]}", 0.8, 0, changed))
+    found.append(_rotation(base, f"rotation uncentred sigma {SIGMA[0.9]}", 0.9, 0, ABLATIONS["uncentred"]))
     centred = base.replace(row="dropout centred keep 0.8", noise="centred-dropout", p=0.2, noise_options={"dims": 2})
     return [*found, centred]
 
