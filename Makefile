@@ -13,15 +13,25 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 JOBS ?= 2
 PYTEST := -m pytest -q -n $(JOBS) --dist loadfile
 test: export OMP_NUM_THREADS := 1
+# A check that fails does not hide what the others find.
+MAKEFLAGS += --keep-going
 
-.PHONY: run test lint types docs bench clean
+.PHONY: run test lint types suite kernels core docs bench clean
 
 run: .venv/ready
 	$(BIN)/rotationout demo
 
-test: lint types .venv/ready .venv-core/ready
+test: lint types suite kernels core
+
+suite: .venv/ready
 	$(BIN)/python $(PYTEST)
+
+# The kernels, by Triton's interpreter.
+kernels: .venv/ready
 	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py tests/test_triton_sums.py tests/test_triton_draws.py tests/test_step_kernels.py tests/test_narrow*.py
+
+# The core, with torch alone.
+core: .venv-core/ready
 	$(CORE)/python $(PYTEST) -p no:cacheprovider tests/core src/rotationout --ignore-glob='*/cli/*' --ignore-glob='*/experiments/*' --ignore-glob='*/linear/*' --ignore-glob='*/report/*'
 
 lint: .venv/ready
