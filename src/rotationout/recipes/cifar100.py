@@ -90,8 +90,9 @@ def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
     """The rows of Table 1: no noise, Dropout by element and by channel, RotationOut in its forms and other laws.
 
     The last rows, which the paper does not have, are to tell what makes a difference: RotationOut that differs in one
-    thing from the default; about the origin also with a smaller p, since at equal p that is the stronger noise; and
-    Dropout about the batch mean, which has as much noise as RotationOut about that mean.
+    thing from the default; about the origin also with a smaller p, since at equal p that is the stronger noise, and
+    with angles of both signs, whose noise averages out over a map as Dropout's does; and Dropout about the batch mean,
+    which has as much noise as RotationOut about that mean.
     """
     found = [base]
     theirs = base.recipe.endswith("authors")
@@ -108,6 +109,8 @@ def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
     for name, changed in ABLATIONS.items():
         found.append(_rotation(base, f"rotation {name} sigma {SIGMA[0.8]}", 0.8, 0, changed))
     found.append(_rotation(base, f"rotation uncentred sigma {SIGMA[0.9]}", 0.9, 0, ABLATIONS["uncentred"]))
+    both = {**ABLATIONS["uncentred"], **ABLATIONS["symmetric"]}
+    found.append(_rotation(base, f"rotation uncentred symmetric sigma {SIGMA[0.8]}", 0.8, 0, both))
     centred = base.replace(row="dropout centred keep 0.8", noise="centred-dropout", p=0.2, noise_options={"dims": 2})
     return [*found, centred]
 
