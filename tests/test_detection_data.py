@@ -89,9 +89,14 @@ def test_a_bad_box_is_left_out_by_name(bbox: Any, reason: str, album: Path, caps
     assert len(ground_truth(split.source)["annotations"]) == 23, "nor is it scored against"
 
 
-def test_a_box_that_sticks_out_is_clipped() -> None:
+def test_a_box_that_sticks_out_is_clipped(album: Path) -> None:
     assert corners([-5, -5, 20, 200], 128, 96) == (0, 0, 15, 96)
     assert corners([100, 20, 30, 10], 128, 96) == (100, 20, 128, 30)
+    edit(album, "train", lambda content: content["annotations"][0].update(bbox=[100, 20, 30, 10], area=None))
+    split = read_split(album, "train")
+    assert split.boxes[0].tolist() == [100, 20, 128, 30]
+    scored = ground_truth(split.source)["annotations"][0]
+    assert (scored["bbox"], scored["area"]) == ([100, 20, 28, 10], 280), "what is learnt is what is scored against"
 
 
 @pytest.mark.parametrize(
@@ -222,6 +227,8 @@ def lose(content: dict[str, Any], count: int) -> None:
         (lambda content: content["annotations"].append(None), "not an annotation file in COCO's format"),
         (lambda content: content["images"].append(7), "not an annotation file in COCO's format"),
         (lambda content: content.update(categories=[]), "12 images and 0 categories"),
+        (lambda content: content.update(annotations=[]), "has no box to learn or to find: a split needs at least one"),
+        (lambda content: [box.update(iscrowd=1) for box in content["annotations"]], "is not of a crowd"),
     ],
 )
 def test_files_that_are_wrong_are_refused(change: Any, message: str, album: Path) -> None:
@@ -243,6 +250,21 @@ def test_paths_that_are_wrong_are_refused(album: Path) -> None:
     (album / "images").rename(album / "pictures")
     with pytest.raises(FileNotFoundError, match="they must be in train/, images/train/ or images/"):
         read_split(album, "train")
+
+
+def test_images_that_are_missing_and_damaged_ones_count_together(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of twelve is less than a tenth, two are more, wherever they are noticed."""
+    monkeypatch.setattr(streamed, "workers", lambda: 0)
+    (album / "images" / "train_3.png").unlink()
+    split = read_split(album, "train")
+    cut_off(album / "images" / "train_7.png")
+    together = "2 of 12 images of 'train' cannot be used, more than one in ten .missing image: 1, damaged image: 1"
+    with pytest.raises(ValueError, match=together):
+        hold(split, 128, CPU)
+    source = LoadedSplit(split, 128).source(11, CPU, (100, 160))
+    source.begin(source.fixed_plan().unsqueeze(0))
+    with pytest.raises(ValueError, match=together):
+        source.take(0)
 
 
 WINDOW = 128

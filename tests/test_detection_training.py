@@ -232,6 +232,7 @@ def test_what_is_left_out_is_in_the_record(
         assert record["skipped"] == expected
         assert "train/train_3.png: damaged image" in record["skipped_names"]
         assert (record["train_images"], record["test_images"]) == (11, 10)
+        assert (record["train_boxes"], record["test_boxes"]) == (21, 20), "two an image, less the bad one"
     said = capsys.readouterr().err
     assert "train, train_2.png, box 4: width and height of bbox must be positive, got [5, 5, 0, 9]" in said
     assert said.count("train, train_3.png is damaged or cut off") == 2, "once for each run"

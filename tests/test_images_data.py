@@ -1,6 +1,7 @@
 """Folders of images: what is read, left out and refused, how it is packed, held and cropped, and read on the way."""
 
 import io
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -352,6 +353,7 @@ def test_a_bad_image_found_while_reading_is_left_out_of_its_batch(
 @needs_woof
 def test_real_images_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed, "workers", lambda: 1)
+    before = set(multiprocessing.active_children())
     files = open_split(WOOF, "val")
     source = LoadedImages(files, 64, 72).source(2, CPU)
     plan = source.draw(torch.Generator().manual_seed(0))[:8]
@@ -360,6 +362,10 @@ def test_real_images_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None
         source.take(place)
         assert source.tensors[1].tolist() == [files.labels[number] for number in plan[2 * place : 2 * place + 2, 0]]
     assert source.batch()[0].std() > 0.5
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 1
+    source.close()
+    assert not workers & set(multiprocessing.active_children())
 
 
 @needs_woof

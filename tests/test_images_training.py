@@ -86,6 +86,16 @@ def test_every_row_of_every_table_runs(table: str, handful: Path, tmp_path: Path
     assert "rotation block, 4 and 2" in page.prose[1]
 
 
+def test_a_sweep_closes_the_sources_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = streamed.Streamed.close
+    monkeypatch.setattr(streamed.Streamed, "close", lambda self: (closed.append(self.split), close(self)))
+    row = TABLES["imagewoof"]()[0].replace(**SMALL, held=False)
+    root = data_set(tmp_path / "data")
+    assert sweep.sweep([row], maker(root, CPU), folder=tmp_path, checkpoints=tmp_path / "kept") == []
+    assert closed == ["train", "val"]
+
+
 def test_the_tables_are_the_papers() -> None:
     for table, batches, epochs in (("imagenet", 5004, 240), ("imagewoof", 35, 80)):
         rows = {row.row: row for row in TABLES[table]()}

@@ -227,5 +227,8 @@ def test_a_failed_checkpoint_is_told_even_if_the_next_step_breaks_off(
     done.step_complete = False
     assert done.save().splitlines() == [
         TOLD,
-        "plane, none, seed 0: step 1 broke off; the last checkpoint is kept",
+        "plane, none, seed 0: step 1 broke off; there is no checkpoint of it yet",
     ]
+    done.checkpoint.parent.mkdir(parents=True)
+    done.checkpoint.touch()
+    assert done.save() == "plane, none, seed 0: step 1 broke off; the last checkpoint is kept"

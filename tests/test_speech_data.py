@@ -111,13 +111,22 @@ def test_features_are_computed_once_and_anew_if_the_corpus_changed(
 
 
 @needs_soundfile
-def test_bad_audio_is_reported_counted_and_left_out(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_audio_is_reported_counted_and_left_out(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
     (corpus / "train" / "u05.wav").unlink()
     cut(corpus / "train" / "u09.wav", 2000)
     found = features.open_corpus(corpus)
     assert len(found) == 22
     assert counts(found.problems) == {"missing file": 1, "truncated audio": 1}
     assert {problem.name for problem in found.problems} == {"u05", "u09"}
+    assert "u05.wav; it is left out" in capsys.readouterr().err
+    for _ in range(2):
+        assert len(features.open_corpus(corpus, ["train"], cache=cache)) == 22
+        assert "u05.wav; it is left out" in capsys.readouterr().err, "also if the features were computed before"
+    features.save(found, cache / "carried.pt")
+    features.open_corpus(cache / "carried.pt")
     assert "u05.wav; it is left out" in capsys.readouterr().err
     rewrite(corpus / "train" / "u11.wav", torch.zeros(399))
     with pytest.raises(ValueError, match="3 of 24 utterances of 'train' cannot be used, more than one in ten") as error:
@@ -172,7 +181,8 @@ def test_of_several_processes_the_first_tells(
 
 
 def test_bad_transcripts_are_reported_counted_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = {3: "", 7: "NO. 7", 11: "A" * 53, 12: "A" * 54}  # 103 frames are enough for 52 equal letters, 106 for 53
+    long = "A" * 2000
+    texts = {3: "", 7: "NO. 7", 11: "A" * 53, 12: long}  # 103 frames are enough for 52 equal letters
     speech = Speech(made(60, texts), range(60), ALPHABET, "cpu")
     assert {problem.name: problem.reason for problem in speech.problems} == {
         "u3": "empty transcript",
@@ -182,8 +192,10 @@ def test_bad_transcripts_are_reported_counted_and_left_out(capsys: pytest.Captur
     }
     told = capsys.readouterr().err
     assert "train, u7: text has '.', '7', which the alphabet" in told
-    assert "its 103 frames are too few for" in told
-    assert "CTC needs 105, counting a blank between equal letters" in told
+    assert (
+        f"its 103 frames are too few for '{long[:53]}': CTC needs 105, counting a blank between equal letters" in told
+    )
+    assert f"its 106 frames are too few for '{long[:60]}…': CTC needs 3999" in told
     assert len(Speech(made(60, {11: "A" * 52}), range(60), ALPHABET, "cpu")) == 60
     with pytest.raises(
         ValueError, match=r"2 of 10 utterances of 'train' cannot be used.*the first: u1: its transcript"

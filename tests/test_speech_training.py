@@ -221,6 +221,23 @@ def test_audio_that_was_left_out_is_in_the_record(tmp_path: Path) -> None:
     assert loaded.facts["skipped"] == {"train": {"damaged audio": 1}}
 
 
+def test_bad_audio_and_bad_transcripts_count_together(tmp_path: Path) -> None:
+    """Three of forty are less than a tenth, and so are two of the thirty-seven that are left; together they are more.
+
+    One of thirty-eight and those two are not.
+    """
+    heard = made(42, {7: "", 9: "NO. 7"})
+    bad = [Problem("train", f"b{i}", "damaged audio", f"b{i}.flac cannot be read") for i in range(3)]
+    splits = ["train"] * 37 + ["test"] * 5
+    for problems, refused in ((bad[:1], False), (bad, True)):
+        features.save(dataclasses.replace(heard, splits=splits, problems=problems), tmp_path / "features.pt")
+        if not refused:
+            assert len(load_speech(config(), tmp_path / "features.pt", CPU).train) == 35
+            continue
+        with pytest.raises(ValueError, match=r"5 of 40 utterances of 'train' cannot be used.*damaged audio: 3, empty"):
+            load_speech(config(), tmp_path / "features.pt", CPU)
+
+
 @needs_an4
 @needs_soundfile
 def test_the_commands(tmp_path: Path, kaldi: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -153,7 +153,8 @@ class Job:
         """
         failed = self._written()  # one at a time: memory holds one copy of the state
         if not self.step_complete:
-            broken = f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; the last checkpoint is kept"
+            kept = "the last checkpoint is kept" if self.checkpoint.exists() else "there is no checkpoint of it yet"
+            broken = f"{self.config.recipe}, {self.label}: step {self.run.step} broke off; {kept}"
             return f"{failed}\n{broken}" if failed else broken
         if self.run.step == self.first_step:  # nothing is new, and a run without a step may have no state yet
             return ""
@@ -211,7 +212,8 @@ class Job:
         results.delete_checkpoint(self.checkpoint)
 
     def close(self) -> None:
-        """Flush and close the TensorBoard scalars, if there are any. What cannot be written any more is lost."""
+        """Close the run, and its TensorBoard scalars, if there are any. What cannot be written any more is lost."""
+        self.run.close()
         if self.scalars is not None:
             with suppress(OSError):
                 self.scalars.close()

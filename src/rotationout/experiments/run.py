@@ -204,6 +204,9 @@ class Run(abc.ABC):
             "curves": {name: list(values) for name, values in self.curves.items()},
         }
 
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """End what works in the background, if anything does: no more steps are done."""
+
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`: on a CPU exactly as if the run had never stopped; after a GPU, with other noise."""
         self.step, self.losses, self.curves = state["step"], state["losses"], state["curves"]

@@ -69,6 +69,9 @@ class Source(abc.ABC):
     def batch(self) -> tuple[Tensor, ...]:
         """The current batch: the network's input, and the targets. On a GPU this is captured in a CUDA graph."""
 
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """End what reads ahead, if anything does: no more batches are taken."""
+
 
 class Held(Source):
     """A source whose images are all on the device. For a batch only its rows of the plan have to be copied.

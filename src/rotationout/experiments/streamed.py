@@ -50,11 +50,13 @@ class Reader(abc.ABC):
         names: the names of its images.
         padding: the row that fills up a test batch where there is no image: a tensor for each part, as `read` returns
             them. All but the first, the pixels, are also the targets of a bad image.
+        left_out: images of the split that were left out before, which count among those that are bad.
     """
 
     split: str
     names: Sequence[str]
     padding: Tensors
+    left_out: Sequence[Problem] = ()
 
     @abc.abstractmethod
     def read(self, row: Sequence[Any]) -> tuple[Tensors, bool]:
@@ -124,6 +126,15 @@ class Streamed(Source):
         for mine, new in zip(self.tensors, made, strict=True):
             mine.copy_(new, non_blocking=True)
 
+    def close(self) -> None:
+        """Stop the workers.
+
+        To drop the loader stops them in order. If the garbage collector found it, it could close their pipes first, and
+        a thread would fail.
+        """
+        self._iterator = None
+        del self._loader
+
     def _note(self, problems: Sequence[Problem]) -> None:
         """Report problems that have not been reported before."""
         known = {problem.name for problem in self.problems}
@@ -132,7 +143,8 @@ class Streamed(Source):
                 known.add(problem.name)
                 report(problem)
                 self.problems.append(problem)
-                refuse_if_many(self.problems, [self.reader.split] * len(self), "images")
+                every = [*self.reader.left_out, *self.problems]
+                refuse_if_many(every, [self.split] * (len(self) + len(self.reader.left_out)), "images")
 
 
 class _PlanSampler:

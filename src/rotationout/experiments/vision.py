@@ -129,6 +129,11 @@ class VisionRun(Run, Generic[Data]):
         each = {(problem.split, problem.name): problem for part in problems for problem in part}
         return [each[key] for key in sorted(each)], sorted({name for part in converted for name in part})
 
+    def close(self) -> None:
+        """Close both sources."""
+        for source in (self.train_source, self.test_source):
+            source.close()
+
     def state(self) -> dict[str, Any]:
         """The state of `Run`, with the plan of this epoch, and the images found to be bad or not in RGB."""
         problems, converted = self.gather_problems()

@@ -49,7 +49,10 @@ class Split:
         labels: the label of every box, an index into ``categories``, (boxes,), int64.
         starts: the first box of each image, and the number of all boxes, (images + 1,), int64.
         categories: ids and names of the categories, in the order of their labels.
-        problems: the boxes and images that were left out.
+        bad_boxes: the boxes that were left out.
+        bad_images: the images that were left out.
+
+    It is an error if no box is left, or if more than a tenth of the images are left out.
     """
 
     name: str
@@ -61,10 +64,24 @@ class Split:
     labels: Tensor
     starts: Tensor
     categories: dict[int, str]
-    problems: list[Problem] = field(default_factory=list)
+    bad_boxes: list[Problem] = field(default_factory=list)
+    bad_images: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        refuse_if_many(self.bad_images, [self.name] * (len(self) + len(self.bad_images)), "images")
+        if not len(self.boxes):
+            raise ValueError(
+                f"{self.source} has no box to learn or to find: a split needs at least one that can be used and is not "
+                "of a crowd"
+            )
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The boxes and images that were left out."""
+        return [*self.bad_boxes, *self.bad_images]
 
     @property
     def max_boxes(self) -> int:
@@ -97,7 +114,8 @@ class Split:
             self.labels[chosen],
             torch.tensor([0, *(len(row) for row in rows)]).cumsum(0),
             self.categories,
-            [*self.problems, *problems.values()],
+            self.bad_boxes,
+            [*self.bad_images, *problems.values()],
         )
 
 
@@ -112,12 +130,9 @@ def read_split(folder: Path | str, split: str) -> Split:
     bad_images = _bad_images(split, place, images, spoilt)
     problems = [problem for _, problem in bad_boxes]
     refuse_if_many(problems, [split] * len(annotations), "boxes")
-    refuse_if_many(bad_images.values(), [split] * len(images), "images")
-    problems += bad_images.values()
-    report_all(problems)
     kept = [identity for identity in images if identity not in bad_images]
     found = [box for identity in kept for box in boxes[identity]]
-    return Split(
+    made = Split(
         split,
         source,
         kept,
@@ -128,7 +143,10 @@ def read_split(folder: Path | str, split: str) -> Split:
         torch.tensor([0, *(len(boxes[identity]) for identity in kept)]).cumsum(0),
         categories,
         problems,
+        list(bad_images.values()),
     )
+    report_all(made.problems)
+    return made
 
 
 def _read_boxes(
@@ -207,24 +225,29 @@ def _usable(annotation: dict[str, Any], images: Images, labels: dict[int, int]) 
 def ground_truth(source: Path) -> dict[str, Any]:
     """The ground truth for scoring: the annotation file without unusable boxes, but with crowds.
 
-    Boxes are not clipped; ids of annotations are numbered from 1, as pycocotools needs them.
+    Boxes are clipped to their images, as those that are learnt; ids of annotations are numbered from 1, as pycocotools
+    needs them.
     """
     images, annotations, categories = read_annotations(source)
     known = dict.fromkeys(categories, 0)
     usable: list[dict[str, Any]] = []
     for annotation in annotations:
         try:
-            _usable(annotation, images, known)
+            image, ((left, top, right, bottom), _) = _usable(annotation, images, known)
         except UnusableError:
             continue
-        _, _, width, height = annotation["bbox"]
-        named = {key: annotation[key] for key in ("image_id", "category_id", "bbox")}
+        width, height = right - left, bottom - top
         area = annotation.get("area")
-        more = {
-            "area": area if isinstance(area, int | float) else width * height,
-            "iscrowd": int(bool(annotation.get("iscrowd"))),
-        }
-        usable.append({"id": len(usable) + 1, **named, **more})
+        usable.append(
+            {
+                "id": len(usable) + 1,
+                "image_id": image,
+                "category_id": annotation["category_id"],
+                "bbox": [left, top, width, height],
+                "area": area if isinstance(area, int | float) else width * height,
+                "iscrowd": int(bool(annotation.get("iscrowd"))),
+            }
+        )
     kinds = [{"id": identity, "name": name} for identity, name in categories.items()]
     return {"images": list(images.values()), "annotations": usable, "categories": kinds}
 

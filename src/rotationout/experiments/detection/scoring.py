@@ -92,7 +92,10 @@ def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False)
     found: dict[Path, dict[str, float]] = {}
     paths = results.record_files(folder / recipe)
     if not paths:
-        raise FileNotFoundError(f"{folder / recipe} has no records; recipe must be the name of a folder in {folder}")
+        raise FileNotFoundError(
+            f"there are no records of {recipe} in {folder} yet; if they are elsewhere, give --results, or run "
+            f"rotationout train {recipe} --data PATH"
+        )
     for path in paths:
         record = results.read_record(path)
         if "ap" in record and not again:

@@ -79,8 +79,6 @@ def hold(split: Split, window: int, device: torch.device) -> HeldSplit:
         device: the device that holds the images.
     """
     found, bad = read_all(split.name, [path.name for path in split.paths], lambda index: read_image(split, index))
-    if not found:
-        raise ValueError(f"{split.source} has no images that can be used")
     kept = split.without(bad)
     pixels = torch.zeros(len(found), 3, *kept.sizes.amax(0).tolist(), dtype=torch.uint8)
     for place, (image, _) in zip(pixels, found, strict=True):
@@ -163,6 +161,7 @@ class _Windows(Reader):
     def __init__(self, images: LoadedSplit) -> None:
         self.images, self.split = images, images.split.name
         self.names = [path.name for path in images.split.paths]
+        self.left_out = images.split.bad_images
         blank = torch.zeros(3, images.window, images.window, dtype=torch.uint8)
         max_boxes = images.split.max_boxes
         self.padding = blank, torch.zeros(max_boxes, 4), torch.full((max_boxes,), -1), torch.tensor(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +85,20 @@ class Detection(VisionRun[Windows]):
         """The numbers of images and boxes, what was left out, and the detections in a few test images."""
         train, test = self.data.train.split, self.data.test.split
         read_problems, converted = self.gather_problems()
-        bad = Counter(problem.split for problem in read_problems)
+        bad = {(problem.split, problem.name) for problem in read_problems}
+        boxes = {
+            split.name: [
+                count
+                for path, count in zip(split.paths, split.starts.diff().tolist(), strict=True)
+                if (split.name, path.name) not in bad
+            ]
+            for split in (train, test)
+        }
         return {
-            "train_images": len(train) - bad[train.name],
-            "test_images": len(test) - bad[test.name],
-            "train_boxes": len(train.boxes),
-            "test_boxes": len(test.boxes),
+            "train_images": len(boxes[train.name]),
+            "test_images": len(boxes[test.name]),
+            "train_boxes": sum(boxes[train.name]),
+            "test_boxes": sum(boxes[test.name]),
             **problems.facts([*train.problems, *test.problems, *read_problems]),
             "converted": self.data.train.converted + self.data.test.converted + len(converted),
             "shown": examples(test, self.found),

@@ -18,6 +18,8 @@ ROUND = 64
 """Batches are padded to a multiple of so many frames: so few lengths can have a CUDA graph each."""
 JITTER = 0.1
 """Utterances are sorted by lengths with a random relative error up to this, so that batches differ between epochs."""
+SHOWN = 60
+"""The number of characters of a transcript that a report shows."""
 HELD_OUT_SEED = 0
 """The seed that chooses held-out speakers: the same ones in every run."""
 
@@ -113,12 +115,13 @@ def _problem_of_text(features: Features, index: int, alphabet: str) -> Problem |
         return Problem(split, name, "unknown character", f"{name}: {error}")
     frames = int(features.lengths[index])
     if needed > frames:
+        start = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
         return Problem(
             split,
             name,
             "transcript too long",
-            f"{name}: its {frames} frames are too few for {text!r}: CTC needs {needed}, counting a blank between equal "
-            "letters",
+            f"{name}: its {frames} frames are too few for {start!r}: CTC needs {needed}, counting a blank "
+            "between equal letters",
         )
     return None
 

@@ -66,11 +66,11 @@ def open_corpus(path: Path | str, splits: Sequence[str] | None = None, *, cache:
     """
     source = Path(path)
     if source.is_file():
-        return _with_splits(load(source), splits, source)
+        return _reported(_with_splits(load(source), splits, source), splits)
     utterances = read_corpus(source, splits)
     kept = None if cache is None else cache / f"{source.resolve().name}-{_key(utterances)}.pt"
     if kept is not None and kept.is_file():
-        return load(kept)
+        return _reported(load(kept), splits)
     features = compute(utterances)
     if kept is not None:
         try:
@@ -154,6 +154,12 @@ def load(path: Path | str) -> Features:
         ) from error
     if settings != SETTINGS or not sound:
         raise ValueError(f"{path} holds other features ({settings}); compute them again: `rotationout features`")
+    return features
+
+
+def _reported(features: Features, splits: Sequence[str] | None) -> Features:
+    """Report what was left out of these splits when the features were computed, perhaps long ago."""
+    report_all(problem for problem in features.problems if splits is None or problem.split in splits)
     return features
 
 

@@ -104,7 +104,10 @@ def load_speech(config: SpeechConfig, data: Path, device: torch.device) -> Corpu
     else:
         test_indices = select(features, config.test_split)
     train, test = (Speech(features, chosen, config.alphabet, device) for chosen in (train_indices, test_indices))
-    return Corpus(train, test, tuple(problem for problem in features.problems if problem.split in splits))
+    heard = tuple(problem for problem in features.problems if problem.split in splits)
+    listed = [*(features.splits[index] for index in (*train_indices, *test_indices)), *(bad.split for bad in heard)]
+    problems.refuse_if_many([*heard, *train.problems, *test.problems], listed, "utterances")
+    return Corpus(train, test, heard)
 
 
 class Recognition(Run):
