@@ -107,6 +107,9 @@ MISTAKES = [
     ("train an4 --data file", 1, "file does not hold the features of a corpus, or is damaged; it must be a file that"),
     ("train an4 --data . --stages 2", 2, "'--stages': an4 has no such field; its fields are --noise, --p,"),
     ("train an4 --data . --noise rotatoin", 2, "did you mean 'rotation'?"),
+    ("train an4 --data . --p 0.3", 2, "'--p': has no effect: the row 'none' has no noise; choose another with --row"),
+    ('train an4 --data . --noise dropout --noise-options {"nothing":1}', 2, "noise 'dropout' has no option 'nothing'"),
+    ("score bccd --data .", 1, "there are no records of bccd in results yet; if they are elsewhere, give --results"),
     ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
     ("score bccd --data nowhere", 2, "'nowhere' does not exist"),
     ("train an4 --data . --p 2 --steps 3", 2, "'--p': p is a drop probability and must be in [0, 1)"),
@@ -122,11 +125,16 @@ MISTAKES = [
     ("train an4 --data . --steps 2 --learning-rate -1", 2, "'--learning-rate': learning_rate must not be negative"),
     ("sweep an4 --data . --seeds 0 1", 2, "unexpected extra argument"),
     ("sweep an4 --data . --together 0", 2, "Invalid value for '--together'"),
-    ("table an4", 1, "there are no records of an4 in results yet; run rotationout sweep an4"),
+    (
+        "table an4",
+        1,
+        "there are no records of an4 in results yet; if they are elsewhere, give --results, or run rotationout sweep "
+        "an4 --data PATH",
+    ),
     (
         "table an4 --results changed",
         1,
-        "run rotationout sweep an4. There are records with changed fields, of an4_steps=2",
+        "rotationout sweep an4 --data PATH. There are records with changed fields, of an4_steps=2",
     ),
     ("figures variance_shift_trained", 2, "Figures of experiments need their records in results"),
     ("table wsj --out damaged", 1, "none_seed0.json is not the record of a run, or is damaged"),

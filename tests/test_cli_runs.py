@@ -38,7 +38,7 @@ def test_kernels_give_a_run_no_other_name() -> None:
     (none, *_) = TABLES["cifar100_resnet110_authors"]()
     assert changed(none, {"kernels": "torch"}).recipe == none.recipe
     assert changed(none, {"kernels": "torch"}).kernels == "torch"
-    assert changed(none, {"kernels": "torch", "p": 0.1}).recipe == f"{none.recipe}_p=0.1"
+    assert changed(none, {"kernels": "torch", "steps": 9}).recipe == f"{none.recipe}_steps=9"
 
 
 def test_an_interrupted_run_is_told(plane: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -55,6 +55,7 @@ def test_options_that_a_noise_does_not_have_are_a_mistake(plane: list[str], monk
     from tests import test_run
 
     monkeypatch.setattr(test_run.Plane, "build_network", lambda self: test_run.ro.noise("dropout", 0.1, nothing=1))
-    assert cli.main(["train", "plane", *plane, "--noise-options", '{"nothing": 1}']) == 1
+    options = ["--noise", "dropout", "--noise-options", '{"dims": 2}']
+    assert cli.main(["train", "plane", *plane, *options]) == 1
     with pytest.raises(TypeError, match="has no option 'nothing'"):
         cli.main(["train", "plane", *plane])

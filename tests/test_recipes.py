@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import rotationout as ro
+from rotationout import cli, recipes
 from rotationout.experiments import networks
 from rotationout.experiments.classification import build_network
 from rotationout.recipes import cifar100, search
@@ -44,11 +45,17 @@ def test_no_two_rows_are_the_same_experiment(name: str) -> None:
         assert seen.setdefault((noise, repr(rest)), config.row) == config.row
 
 
+def test_every_table_says_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(recipes.SUBJECTS) == list(recipes.TABLES)
+    assert cli.main(["rows"]) == 0
+    assert "wsj: 8 rows. Table 4: an LSTM on WSJ.\n" in capsys.readouterr().out
+
+
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
         counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 15, "search": 18, "strong": 3}
-        expected = counts.get(name.rpartition("_")[2], 34)
+        expected = counts.get(name.rpartition("_")[2], 35)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:

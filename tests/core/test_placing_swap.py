@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from typing import Any
 from collections.abc import Callable
 
 import pytest
@@ -426,8 +427,12 @@ def test_bad_input(call: Callable[[], object], error: type[Exception], message: 
 def test_a_model_is_untouched_if_its_run_or_a_choice_fails() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4), nn.Dropout2d(0.5)).train()
     parts = list(model)
-    for choices in ({"example_inputs": torch.ones(2, 3)}, {"block_size": 3}):
-        with pytest.raises((RuntimeError, TypeError)):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"example_inputs": torch.ones(2, 3)}, "the model failed on example_inputs with RuntimeError: mat1 and mat2"),
+        ({"block_size": 3}, "swap has no choice block_size"),
+    ]
+    for choices, message in cases:
+        with pytest.raises((RuntimeError, TypeError), match=message):
             ro.swap(model, **choices)
         assert list(model) == parts
         assert all(module.training and not module._forward_hooks for module in model.modules())

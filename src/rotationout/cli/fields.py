@@ -19,6 +19,7 @@ from ..experiments.norms import LABELS
 from ..experiments.studies import STUDIES
 from ..experiments.tasks import TASKS
 from ..registry import KINDS, _resolve
+from ..registry import noise as make_noise
 from .trouble import misuse
 
 __all__ = ["changed", "changes", "data_of_tasks", "with_fields"]
@@ -152,10 +153,29 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     other = (f"{name}={_plain(value)}" for name, value in values.items() if name in compared)
     name = "_".join([config.recipe, *other])
     try:
-        return config.replace(**values, recipe=name)
+        made = config.replace(**values, recipe=name)
     except (ValueError, TypeError) as error:
         named = [name for name in values if re.search(rf"\b{name}\b", str(error))]
         misuse(str(error), "', '".join(map(_option, named or values)))
+    _check_noise(made, values)
+    return made
+
+
+def _check_noise(config: Config, values: Mapping[str, Any]) -> None:
+    """Before data are read: a `misuse` if a field has no effect without noise, or if the noise lacks an option."""
+    without = [name for name in ("p", "noise_options") if values.get(name)] if config.noise == "none" else []
+    if without:
+        misuse(
+            f"has no effect: the row {config.row!r} has no noise; choose another with --row, or give a --noise",
+            "', '".join(map(_option, without)),
+        )
+    if {"noise", "noise_options"} & values.keys():
+        # How many channels there are is known later.
+        options = {name: value for name, value in config.noise_options.items() if value != "channels"}
+        try:
+            make_noise(config.noise, config.p, **options)
+        except (ValueError, TypeError) as error:
+            misuse(str(error), "', '".join(_option(name) for name in ("noise", "noise_options") if name in values))
 
 
 def _plain(value: Any) -> str:

@@ -33,14 +33,15 @@ def rows(
     """
     from dataclasses import asdict
 
-    from ..recipes import TABLES
+    from ..recipes import SUBJECTS, TABLES
 
     if recipe is None:
-        tables = {name: [config.row for config in table()] for name, table in TABLES.items()}
+        tables = {name: table() for name, table in TABLES.items()}
         if json:
-            print_json(tables)
+            print_json({name: [config.row for config in found] for name, found in tables.items()})
         else:
-            print("\n".join(f"{name}: {len(found)} rows" for name, found in tables.items()))
+            for name, found in tables.items():
+                print(f"{name}: {len(found)} rows. {SUBJECTS[name]}")
         return
     chosen("TABLE", recipe, TABLES)
     if json:
@@ -73,7 +74,10 @@ def table(
     if not records:
         changed = sorted(folder.name for folder in results.glob("*") if changed_table(folder) == name)
         others = f". There are records with changed fields, of {', '.join(changed)}" if changed else ""
-        raise ValueError(f"there are no records of {recipe} in {results} yet; run rotationout sweep {name}{others}")
+        raise ValueError(
+            f"there are no records of {recipe} in {results} yet; if they are elsewhere, give --results, or run "
+            f"rotationout sweep {name} --data PATH{others}"
+        )
     report = module_of(name)
     with readable(results / recipe):
         cells, prose, verdict = report.table(records), report.prose(records), report.verdict(records)
@@ -83,6 +87,9 @@ def table(
         print_json({"recipe": recipe, "runs": len(records), "rows": as_dicts(cells), **said})
         return
     show(cells)
+    if recipe != name:
+        changed_to = recipe.removeprefix(f"{name}_")
+        show_text(f"The rows are those of {name}, and named so, but run with {changed_to}.")
     for paragraph in filter(None, [*prose, verdict]):
         show_text(paragraph)
     if notes:

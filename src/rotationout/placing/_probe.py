@@ -106,6 +106,8 @@ def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], re
     try:
         with torch.no_grad(), _eval_mode(model):
             call(model, example_inputs)
+    except Exception as error:  # an error of the model itself, of any type; the message says so
+        raise RuntimeError(f"the model failed on example_inputs with {type(error).__name__}: {error}") from error
     finally:
         for handle in handles:
             handle.remove()
