@@ -3,8 +3,8 @@
 import copy
 import re
 import warnings
-from typing import Any
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
