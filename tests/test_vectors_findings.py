@@ -106,8 +106,8 @@ def test_the_readme_has_the_numbers_of_the_records() -> None:
     best = [max(rows, key=MEANS.__getitem__) for rows in (DROPOUT, DEFAULT)]
     assert best == [DROPOUT[1], DEFAULT[1]]
     assert (
-        "In hidden layers (at p = 0.1 and 0.2, the best for both) and in speech the two do not differ significantly"
-        in text
+        "In hidden layers (at p = 0.1 and 0.2, the best for both) and in speech Dropout and RotationOut do "
+        "not differ significantly" in text
     )
     shown = " | ".join([spread(POINTS["none"]), *(f"{spread(POINTS[row])} (0.2)" for row in best)])
     assert f"(docs/reproducing.md#noise-on-vectors), accuracy, 4 runs each | {shown} | – |" in text

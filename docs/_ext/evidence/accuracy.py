@@ -81,6 +81,7 @@ def _forms() -> dict[str, str]:
     for network in NETWORKS:
         pairs = {
             "zeros": (zeros, DEFAULT),
+            "dropout": ("Dropout", DEFAULT),
             "dropout_zeros": ("Dropout", zeros),
             "dropout_centre": (CENTRED, "Dropout"),
         }
@@ -253,6 +254,7 @@ def _searched() -> dict[str, str]:
         "search_dropout": dropout,
         "search_rotation": rotation,
         "search_center": f"{centred - origin:.2f}",
+        "search_either": f"{centred - points[compared['either']]:.2f}",
         "search_again": f"{abs(centred - points['default, no ramp, weight decay 5e-4']):.2f}",
     }
 

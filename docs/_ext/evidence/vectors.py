@@ -8,7 +8,7 @@ from typing import Any
 from rotationout.experiments.results import read_records
 from rotationout.recipes.cifar100 import KEEP, SIGMA
 from rotationout.report import table1
-from rotationout.report.cells import by_row, shown_p, spread
+from rotationout.report.cells import by_row, mean_lead, shown_p, signed, spread
 
 from .cells import RESULTS, markdown
 
@@ -29,6 +29,8 @@ def texts() -> dict[str, str]:
     rows = by_row(records)
     means = {row: statistics.fmean(run[table1.POINTS] for run in runs) for row, runs in rows.items()}
     lead, _ = table1.rivals_lead(records)
+    zeros, default = ([run[table1.POINTS] for run in rows[FORMS[name][0]]] for name in ("zeros", "default"))
+    weak = mean_lead([(zeros, default)])
     table = table1.table(records)
     return {
         "mlp_table": table.markdown(),
@@ -39,6 +41,8 @@ def texts() -> dict[str, str]:
         "mlp_interval": f"{lead.low:.2f} to {lead.high:.2f}",
         "mlp_p": shown_p(lead.p),
         "mlp_coadaptation_table": markdown(["co(x)", "layer 1", "layer 2", "layer 3"], _coadaptation(rows)),
+        "mlp_zeros_weak": signed(weak.mean),
+        "mlp_zeros_weak_p": shown_p(weak.p),
         **{
             f"mlp_{name}_over_none": f"{max(map(means.__getitem__, FORMS[name])) - means['none']:.2f}" for name in FORMS
         },

@@ -128,14 +128,14 @@ def verdict(records: Sequence[dict[str, Any]]) -> str:
     >>> points |= {"rotation default sigma 0.333": 71, "rotation default sigma 0.500": 73}
     >>> records = [{"row": row, "last10_top1": mean + seed / 2} for row, mean in points.items() for seed in range(3)]
     >>> verdict(records).split(". ")[-1]
-    'Over 2 strengths, RotationOut is ahead of Dropout (+1.50 points on average, p-value 0.001).'
+    'Over 2 strengths, the default form of RotationOut is ahead of Dropout (+1.50 points on average, p-value 0.001).'
     """
     said = verdicts.verdict(records, RIVALS, POINTS, "points")
     lead, runs = rivals_lead(records)
     if not runs:
         return said
     where, by = verdicts.place(lead.mean, lead.p, min(runs), "points on average")
-    return f"{said} Over {len(runs)} strengths, RotationOut is {where} Dropout ({by})."
+    return f"{said} Over {len(runs)} strengths, the default form of RotationOut is {where} Dropout ({by})."
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
