@@ -257,7 +257,17 @@ def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
         mean, error = study.paired_difference(network, CENTRED, "Dropout")
         assert mean < -report.CLEAR * error, "centring costs Dropout accuracy"
     assert better == {"vectors": {zeros}, "maps": {zeros}}
-    assert worse == {"vectors": {"about a running mean"}, "maps": {"about the origin", forms.BEFORE}}
+    assert worse == {
+        "vectors": {"about a running mean"},
+        "maps": {"about the origin", forms.ORIGIN_SYMMETRIC, forms.BEFORE},
+    }
+    symmetric, weaker = (
+        study.paired_difference("maps", form, "about the origin")
+        for form in (forms.ORIGIN_SYMMETRIC, forms.ORIGIN_WEAKER)
+    )
+    assert is_clear(*weaker), "less noise helps about the origin"
+    assert not is_clear(*symmetric), "and symmetric angles do not"
+    assert is_clear(*study.paired_difference("maps", "Dropout", forms.ORIGIN_SYMMETRIC))
     mean, error = study.paired_difference("vectors", "about a running mean")
     assert -3.5 * error < mean, "little more than three"
     assert not is_clear(*study.paired_difference("maps", CENTRED)), "nor is Dropout ahead about the same point"

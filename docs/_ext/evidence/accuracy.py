@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, FormsStudy
+from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, ORIGIN_SYMMETRIC, ORIGIN_WEAKER, FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
@@ -76,6 +76,10 @@ def _forms() -> dict[str, str]:
         "forms_over_dropout2d": ("default", "Dropout2d"),
         "forms_centre_maps": ("default", "about the origin"),
         "forms_dropout_same_centre": (CENTRED, "default"),
+        "forms_origin_symmetric": (ORIGIN_SYMMETRIC, "about the origin"),
+        "forms_origin_weaker": (ORIGIN_WEAKER, "about the origin"),
+        "forms_origin_weaker_default": (ORIGIN_WEAKER, "default"),
+        "forms_dropout_origin_symmetric": ("Dropout", ORIGIN_SYMMETRIC),
     }
     found = {name: signed(*study.paired_difference("maps", *pair), scale=100) for name, pair in gaps.items()}
     for network in NETWORKS:

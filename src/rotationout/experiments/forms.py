@@ -49,6 +49,9 @@ DEFAULT = "default"
 """The form that all others are compared with."""
 BEFORE = "before the ReLU"
 """The form that differs from the default only in its place."""
+ORIGIN_SYMMETRIC, ORIGIN_WEAKER = "about the origin, symmetric angles", f"about the origin, p = {WEAKER[0]:g}"
+"""On maps, why centring helps may be that one-sided angles do not average out over positions, which matters most about
+the origin, or that noise about the mean is weaker. The first of these has neither; the second is about as weak."""
 CENTRED = "Dropout about the batch mean"
 """Beside "about the origin" or "about the batch mean", this tells what centring does from what rotating does."""
 
@@ -80,6 +83,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         **_LAWS,
         "symmetric angles": {"side": "symmetric"},
         "about the origin": {"center": None},
+        ORIGIN_SYMMETRIC: {"center": None, "side": "symmetric"},
+        ORIGIN_WEAKER: {"center": None, "p": WEAKER[0]},
         "about a running mean": {"center": "running", "num_features": "features"},
         "the authors' preset": {"preset": "authors"},
         "inside blocks of 3": {"block_size": 3},
