@@ -34,6 +34,15 @@ def test_a_run_prints_its_record(plane: list[str], tmp_path: Path, capsys: Any) 
     assert [json.loads(path.read_text()) for path in (tmp_path / "r").rglob("*.json")] == [record]
 
 
+def test_another_noise_may_need_other_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = ["train", "cifar100_mlp", "--row", "rotation centred sigma 0.500", "--noise", "spatial"]
+    assert cli.main([*line, "--data", str(tmp_path)]) == 2
+    told = said(capsys)
+    assert "noise 'spatial' has no option 'center'. It has dims; the row 'rotation centred sigma 0.500' has" in told
+    assert "options of another noise: give --noise-options, '{}' for none" in told
+    assert cli.main([*line, "--noise-options", "{}", "--data", str(tmp_path)]) == 1, "and then the data are missing"
+
+
 def test_kernels_give_a_run_no_other_name() -> None:
     (none, *_) = TABLES["cifar100_resnet110_authors"]()
     assert changed(none, {"kernels": "torch"}).recipe == none.recipe

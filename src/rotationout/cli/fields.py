@@ -175,7 +175,11 @@ def _check_noise(config: Config, values: Mapping[str, Any]) -> None:
         try:
             make_noise(config.noise, config.p, **options)
         except (ValueError, TypeError) as error:
-            misuse(str(error), "', '".join(_option(name) for name in ("noise", "noise_options") if name in values))
+            given = [name for name in ("noise", "noise_options") if name in values]
+            hint = ""
+            if "noise_options" not in given and config.noise_options:
+                hint = f"; the row {config.row!r} has options of another noise: give --noise-options, '{{}}' for none"
+            misuse(f"{error}{hint}", "', '".join(map(_option, given)))
 
 
 def _plain(value: Any) -> str:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -133,7 +134,8 @@ class Streamed(Source):
         a thread would fail.
         """
         self._iterator = None
-        del self._loader
+        with suppress(AttributeError):  # it is closed already
+            del self._loader
 
     def _note(self, problems: Sequence[Problem]) -> None:
         """Report problems that have not been reported before."""
