@@ -57,18 +57,28 @@ class Turned(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "expected"),
+    ("kind", "inputs", "expected"),
     [
-        (Digits(), torch.randn(2, 1, 16, 16), {"dropout1": ro.RotationOut2d, "dropout2": ro.RotationOut}),
-        (Writer(), torch.randint(8, (2, 5)), dict.fromkeys(("first", "second", "third"), ro.RotationOut)),
-        (Turned(), torch.randn(2, 4, 4), {}),
+        (Digits, torch.randn(2, 1, 16, 16), {"dropout1": ro.RotationOut2d, "dropout2": ro.RotationOut}),
+        (Writer, torch.randint(8, (2, 5)), dict.fromkeys(("first", "second", "third"), ro.RotationOut)),
+        (Turned, torch.randn(2, 4, 4), {}),
     ],
 )
-def test_functions_tell_where_features_are(model: nn.Module, inputs: Tensor, expected: dict[str, type]) -> None:
+def test_functions_tell_where_features_are(kind: type[nn.Module], inputs: Tensor, expected: dict[str, type]) -> None:
+    model = kind()
     assert swapped(copy.deepcopy(model))[0] == {}, "the code alone says nothing"
     noises, _ = swapped(model, example_inputs=inputs)
     assert {name: type(noise) for name, noise in noises.items()} == expected
     model(inputs)
+
+
+def test_features_that_happen_to_sum_to_about_one_are_no_attention_weights() -> None:
+    model = Digits()
+    with torch.no_grad():
+        model.fc1.weight.zero_()
+        model.fc1.bias.fill_(1.005 / 16)
+    swapped(model, example_inputs=torch.randn(2, 1, 16, 16))
+    assert isinstance(model.dropout2, ro.RotationOut)
 
 
 class Between(nn.Module):
