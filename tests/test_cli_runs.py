@@ -43,6 +43,27 @@ def test_another_noise_may_need_other_options(capsys: pytest.CaptureFixture[str]
     assert cli.main([*line, "--noise-options", "{}", "--data", str(tmp_path)]) == 1, "and then the data are missing"
 
 
+def test_a_p_for_all_rows_of_a_sweep_is_refused_only_if_none_has_noise(plane: list[str], capsys: Any) -> None:
+    words = ["sweep", "plane", "--seeds", "0", *plane, "--json", "--p"]
+    assert cli.main([*words, "0.3"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [(record["recipe"], record["row"]) for record in records] == [
+        ("plane_p=0.3", "none"),
+        ("plane_p=0.3", "rotation"),
+    ]
+    assert cli.main([*words, "0.3", "--row", "none"]) == 2
+    assert "choose another with --row, or give a --noise" in said(capsys)
+    assert cli.main([*words, "0.3", "--noise", "identity"]) == 2
+    assert "choose another --noise" in said(capsys)
+
+
+def test_a_noise_may_be_told_the_number_of_channels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = json.dumps({"dims": 2, "center": "running", "num_features": "channels"})
+    line = ["train", "cifar100_resnet110_authors", "--noise", "rotation", "--p", "0.2", "--noise-options", options]
+    assert cli.main([*line, "--data", str(tmp_path)]) == 1, "only the data are missing"
+    assert "cifar-100-python" in said(capsys)
+
+
 def test_kernels_give_a_run_no_other_name() -> None:
     (none, *_) = TABLES["cifar100_resnet110_authors"]()
     assert changed(none, {"kernels": "torch"}).recipe == none.recipe
@@ -59,8 +80,8 @@ def test_an_interrupted_run_is_told(plane: list[str], monkeypatch: pytest.Monkey
     assert "interrupted; run the same command again to continue" in said(capsys)
 
 
-def test_options_that_a_noise_does_not_have_are_a_mistake(plane: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given as JSON they reach the noise itself; a TypeError of its own making is a bug."""
+def test_options_that_do_not_fit_are_a_mistake(plane: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a network is given options as JSON, a TypeError is about them; without any it is a bug of its own."""
     from tests import test_run
 
     monkeypatch.setattr(test_run.Plane, "build_network", lambda self: test_run.ro.noise("dropout", 0.1, nothing=1))

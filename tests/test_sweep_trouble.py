@@ -69,6 +69,21 @@ def test_a_sweep_that_cannot_begin_leaves_no_folders(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
 
 
+def test_a_checkpoint_is_written_before_a_run_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To close a run may take longer than a machine that is being shut down leaves."""
+
+    def closes(self: job.Job) -> None:
+        assert self.checkpoint.exists()
+        raise OSError("workers do not end")
+
+    monkeypatch.setattr(job.Job, "close", closes)
+    monkeypatch.setattr(Run, "finished", False)
+    monkeypatch.setattr(sweep.processes, "any_of", lambda *flags: (True, False, False))  # time is up after a step
+    with pytest.raises(OSError, match="workers do not end"):
+        sweep.sweep(rows()[:1], make, folder=tmp_path / "r", checkpoints=tmp_path / "c")
+    assert [path.suffix for path in (tmp_path / "c").rglob("*.*")] == [".pt"]
+
+
 def test_what_could_not_be_kept_is_not_said_to_be(
     plane: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -168,6 +168,17 @@ def test_what_a_noise_refuses_is_a_finding(noise: nn.Module, given: Tensor, mess
     assert message in finding.message
 
 
+def test_a_model_that_fails_in_eval_mode_alone_is_told_once() -> None:
+    class Untested(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                raise ValueError("no eval mode yet")
+            return super().forward(x)
+
+    (finding,) = lint(nn.Sequential(nn.Dropout(0.5), Untested(8, 8)), VECTORS)
+    assert finding.message == "the model failed on example_inputs with ValueError: no eval mode yet"
+
+
 def test_packed_sequences_are_one_input() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.randn(5, 8), torch.randn(3, 8)])
     lstm = ro.nn.NoisyLSTM(8, 8, num_layers=2, layer_noise=ro.RotationOutSequence(0.2, center="batch"))

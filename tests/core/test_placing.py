@@ -266,3 +266,10 @@ def test_linear_layers_that_follow_each_other_are_one_head(sizes: tuple[int, int
     stages = {name: nn.Sequential(nn.ModuleDict({"conv1": nn.Conv2d(4, 4, 3)})) for name in ("layer3", "layer4")}
     model = nn.ModuleDict({**stages, "fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, 3)})
     assert [change.name for change in ro.insert_blocks(model).changed][-1] == "fc2"
+
+
+def test_the_steps_of_a_sequential_are_one_head() -> None:
+    stages = {name: nn.Sequential(nn.ModuleDict({"conv1": nn.Conv2d(4, 4, 3)})) for name in ("layer3", "layer4")}
+    head = nn.Sequential(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = nn.ModuleDict({**stages, "fc": head})
+    assert [change.name for change in ro.insert_blocks(model).changed][-1] == "fc.4"

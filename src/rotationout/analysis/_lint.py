@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..placing._probe import call, watch
+from ..placing._probe import ModelFailedError, call, watch
 from . import _passes
 from ._flow import Flow, noises_of, observe
 from ._rules import RULES, View
@@ -97,9 +97,8 @@ def look(model: nn.Module, example_inputs: Any = None) -> tuple[View, Finding | 
                 seen = watch(model, example_inputs, noises.values())
         except UntraceableError as error:
             problem = Finding("", "not-checked", f"the order of the layers is not known: {error}")
-        except Exception as error:  # an error of the model itself; the message says so
-            kind = type(error).__name__
-            problem = Finding("", "not-checked", f"the model failed on example_inputs with {kind}: {error}")
+        except ModelFailedError as error:
+            problem = Finding("", "not-checked", str(error))
     return View(model, noises, reached, flow, seen, ran=example_inputs is not None and problem is None), problem
 
 

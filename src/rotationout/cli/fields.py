@@ -22,7 +22,7 @@ from ..registry import KINDS, _resolve
 from ..registry import noise as make_noise
 from .trouble import misuse
 
-__all__ = ["changed", "changes", "data_of_tasks", "with_fields"]
+__all__ = ["changed", "changes", "check_noises", "data_of_tasks", "with_fields"]
 
 FIXED = ("recipe", "row", "seed")
 """Fields that have options of their own."""
@@ -153,33 +153,36 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     other = (f"{name}={_plain(value)}" for name, value in values.items() if name in compared)
     name = "_".join([config.recipe, *other])
     try:
-        made = config.replace(**values, recipe=name)
+        return config.replace(**values, recipe=name)
     except (ValueError, TypeError) as error:
         named = [name for name in values if re.search(rf"\b{name}\b", str(error))]
         misuse(str(error), "', '".join(map(_option, named or values)))
-    _check_noise(made, values)
-    return made
+
+
+def check_noises(configs: Sequence[Config], values: Mapping[str, Any]) -> None:
+    """Before data are read: a `misuse` if p has no effect as no row has noise, or if a noise lacks a given option.
+
+    A sweep may hold rows without noise: they are what its other rows are compared with.
+    """
+    without = [name for name in ("p", "noise_options") if values.get(name)]
+    if without and all(_resolve(config.noise)[0] == "none" for config in configs):
+        hint = "choose another --noise" if "noise" in values else "choose another with --row, or give a --noise"
+        misuse(f"has no effect: the row {configs[0].row!r} has no noise; {hint}", "', '".join(map(_option, without)))
+    for config in configs if {"noise", "noise_options"} & values.keys() else ():
+        _check_noise(config, values)
 
 
 def _check_noise(config: Config, values: Mapping[str, Any]) -> None:
-    """Before data are read: a `misuse` if a field has no effect without noise, or if the noise lacks an option."""
-    without = [name for name in ("p", "noise_options") if values.get(name)] if config.noise == "none" else []
-    if without:
-        misuse(
-            f"has no effect: the row {config.row!r} has no noise; choose another with --row, or give a --noise",
-            "', '".join(map(_option, without)),
-        )
-    if {"noise", "noise_options"} & values.keys():
-        # How many channels there are is known later.
-        options = {name: value for name, value in config.noise_options.items() if value != "channels"}
-        try:
-            make_noise(config.noise, config.p, **options)
-        except (ValueError, TypeError) as error:
-            given = [name for name in ("noise", "noise_options") if name in values]
-            hint = ""
-            if "noise_options" not in given and config.noise_options:
-                hint = f"; the row {config.row!r} has options of another noise: give --noise-options, '{{}}' for none"
-            misuse(f"{error}{hint}", "', '".join(map(_option, given)))
+    # How many channels there are is known later; any number will do to check the other options.
+    options = {name: 2 if value == "channels" else value for name, value in config.noise_options.items()}
+    try:
+        make_noise(config.noise, config.p, **options)
+    except (ValueError, TypeError) as error:
+        given = [name for name in ("noise", "noise_options") if name in values]
+        hint = ""
+        if "noise_options" not in given and config.noise_options:
+            hint = f"; the row {config.row!r} has options of another noise: give --noise-options, '{{}}' for none"
+        misuse(f"{error}{hint}", "', '".join(map(_option, given)))
 
 
 def _plain(value: Any) -> str:

@@ -170,12 +170,14 @@ def _run(
     """Run what has no record. Returns all records (in the first process only, else None) and the exit code."""
     from ..experiments.results import record_path
     from ..recipes import TABLES
-    from .fields import changed, changes
+    from .fields import changed, changes, check_noises
 
     table = {config.row: config for config in TABLES[chosen("TABLE", recipe, TABLES)]()}
     picked = [table[chosen("--row", row, table)] for row in dict.fromkeys(rows or table)]
     values = changes(fields, recipe, type(picked[0]))
-    configs = [changed(config, values).replace(seed=seed) for seed in seeds for config in picked]
+    wanted = [changed(config, values) for config in picked]
+    check_noises(wanted, values)
+    configs = [config.replace(seed=seed) for seed in seeds for config in wanted]
     first, alone, left = _run_all(configs, way, functools.partial(_maker, way, values))
     if left and first:
         runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -134,8 +133,7 @@ class Streamed(Source):
         a thread would fail.
         """
         self._iterator = None
-        with suppress(AttributeError):  # it is closed already
-            del self._loader
+        vars(self).pop("_loader", None)
 
     def _note(self, problems: Sequence[Problem]) -> None:
         """Report problems that have not been reported before."""

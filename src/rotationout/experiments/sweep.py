@@ -100,12 +100,12 @@ def sweep(
                 if clock.should_save and not clock.should_stop:
                     _save(active, display, wait=False)
         finally:
-            for job in active:
-                job.close()
             if clock.should_stop or processes.size() == 1:  # saving needs all processes at the same step
                 kept = _save(active, display)
                 if kept:
                     display.message(f"{kept} unfinished run{'s are' if kept > 1 else ' is'} kept in {checkpoints}")
+            for job in active:  # after saving: processes that read images may take seconds to end
+                job.close()
     if clock.interrupted:
         raise KeyboardInterrupt
     if failed:

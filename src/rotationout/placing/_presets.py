@@ -136,12 +136,14 @@ def _last_linear(model: nn.Module) -> str:
         raise ValueError("the model has no linear layer to place noise before; linear=False leaves it out")
     last, size = linear[-1].name, linear[-1].module.in_features
     owner = last.rpartition(".")[0]
+    if isinstance(model.get_submodule(owner), nn.Sequential):
+        return last
     beside = [
         one.name
         for one in linear[:-1]
         if one.name.rpartition(".")[0] == owner and one.module.in_features == size != one.module.out_features
     ]
-    if beside:  # not one after the other: their inputs are of one size, and not the output of either
+    if beside:  # heads side by side: their inputs are of one size, which is the size of no output
         raise ValueError(
             f"the model has several heads, {', '.join([*beside, last])}: linear=False leaves them out, and "
             "rotationout.insert places noise before those that you name"

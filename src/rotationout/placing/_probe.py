@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..registry import is_noise
 from ._layout import dims_of_module
 
-__all__ = ["Seen", "call", "called", "dims_between", "read_only", "watch"]
+__all__ = ["ModelFailedError", "Seen", "call", "called", "dims_between", "read_only", "watch"]
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -106,19 +106,24 @@ def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], re
     try:
         with torch.no_grad(), _eval_mode(model):
             call(model, example_inputs)
-    except Exception as error:  # an error of the model itself, of any type; the message says so
-        raise RuntimeError(f"the model failed on example_inputs with {type(error).__name__}: {error}") from error
     finally:
         for handle in handles:
             handle.remove()
 
 
+class ModelFailedError(RuntimeError):
+    """The model itself failed on the input that it was shown."""
+
+
 def call(model: nn.Module, example_inputs: Any) -> Any:
     """Call a model with a tensor or packed sequence, a tuple of arguments, or a mapping of keyword arguments."""
-    if isinstance(example_inputs, Mapping):
-        return model(**example_inputs)
     several = isinstance(example_inputs, tuple | list) and not isinstance(example_inputs, PackedSequence)
-    return model(*example_inputs) if several else model(example_inputs)
+    try:
+        if isinstance(example_inputs, Mapping):
+            return model(**example_inputs)
+        return model(*example_inputs) if several else model(example_inputs)
+    except Exception as error:  # of any type
+        raise ModelFailedError(f"the model failed on example_inputs with {type(error).__name__}: {error}") from error
 
 
 class _Functions(TorchFunctionMode):
