@@ -37,7 +37,7 @@ def one_thread():
 
 def test_accuracy_is_without_noise() -> None:
     """However the model comes: none is drawn, and it is right about as many as in eval mode."""
-    model = digits.build_model("rotationout", 0.5)
+    model = digits.build_model(lambda _: digits.NOISES["rotationout"](0.5))
     inputs, labels = torch.rand(200, 64), torch.randint(10, (200,))
     with torch.no_grad():
         expected = (model.eval()(inputs).argmax(1) == labels).float().mean().item()

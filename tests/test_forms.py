@@ -1,7 +1,6 @@
 """The study of forms: each differs from the default by what its name says, and its tables are those of its record."""
 
 import dataclasses
-import io
 import json
 import math
 import statistics
@@ -17,8 +16,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-from rich.console import Console
-
+from rotationout import cli
 from rotationout.experiments import digits, forms
 from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
 from rotationout.nn import RotationOut, RotationOut2d
@@ -78,7 +76,7 @@ def test_one_form_is_before_the_relu(network: str) -> None:
 
 def test_the_network_of_vectors_is_that_of_the_demonstration() -> None:
     data = digits.load_data()
-    ours = forms.train(data, "vectors", "Dropout", seed=3, epochs=2)
+    ours = forms.train("vectors", "Dropout", seed=3, epochs=2)
     theirs = digits.train(data, "dropout", forms.P, seed=3, epochs=2)
     assert ours["test_accuracy"] == theirs.test_accuracy
     assert ours["train_accuracy"] == theirs.train_accuracy
@@ -89,7 +87,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forms") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digits, "TRAIN_EXAMPLES", 50)
-        assert forms.main(["--epochs", "1", "--seeds", "2", "--jobs", "1", "--out", str(folder)]) == 0
+        assert cli.main(["study", "forms", "--epochs", "1", "--seeds", "2", "--jobs", "1", "--out", str(folder)]) == 0
     return folder
 
 
@@ -112,14 +110,14 @@ def test_several_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> 
 
 INTERRUPTED = """
 import sys, rich.progress
-from rotationout.experiments import forms
+from rotationout import cli
 
 def track(results, *arguments, **options):
     yield next(iter(results))
     raise KeyboardInterrupt
 
 rich.progress.track = track
-sys.exit(forms.main(["--jobs", "2", "--out", sys.argv[1]]))
+sys.exit(cli.main(["study", "forms", "--jobs", "2", "--out", sys.argv[1]]))
 """
 
 
@@ -128,16 +126,9 @@ def test_an_interrupt_ends_the_work_soon_and_writes_nothing(tmp_path: Path) -> N
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 130
-    assert done.stderr.startswith("Interrupted: nothing written.\n")
+    assert done.stderr.startswith("rotationout: interrupted\n")
     assert "Traceback" not in done.stderr
     assert not any(tmp_path.iterdir())
-
-
-def test_the_command_shares_work_among_processes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rotationout.experiments.forms", "--seeds", "1", "--epochs", "1", "--jobs", "2"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert f"Written: {tmp_path / 'forms.json'}" in done.stdout
 
 
 def test_tables_and_differences_are_those_of_the_record(out: Path) -> None:
@@ -153,10 +144,11 @@ def test_tables_and_differences_are_those_of_the_record(out: Path) -> None:
             if one["form"] != DEFAULT:
                 gains = [100 * (a - b) for a, b in zip(one["test_accuracy"], default["test_accuracy"], strict=True)]
                 mean, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(2)
-                assert row[3] == f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+                assert row[2] == f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
     shown = [section.title for section in report.sections(study)]
     assert shown == ["Which choices matter: RotationOut", "Which choices matter: RotationOut2d"]
     assert all("<svg" in section.figure for section in report.sections(study))
+    assert f", {study.settings['epochs']} epochs. " in report.sections(study)[0].prose[1]
 
 
 def made(**accuracies: list[float]) -> FormsStudy:
@@ -201,17 +193,6 @@ def test_the_figure_names_every_form(out: Path) -> None:
             assert points.get_color() == HUES[family][0]
 
 
-def test_the_terminal_shows_tables_and_verdicts(out: Path) -> None:
-    study = FormsStudy.load(out / "forms.json")
-    console = Console(width=300, record=True, file=io.StringIO())
-    report.show(study, console)
-    shown = console.export_text()
-    for network, layer in (("vectors", "RotationOut"), ("maps", "RotationOut2d")):
-        assert f"Forms of {layer} on digits" in shown
-        assert report.verdict(study, network) in " ".join(shown.split())
-    assert f", {study.settings['epochs']} epochs. " in report.sections(study)[0].prose[1]
-
-
 def test_forms_of_other_seeds_are_not_compared() -> None:
     study = made(default=[0.9, 0.8], one=[0.9])
     with pytest.raises(ValueError, match="different seeds"):
@@ -223,16 +204,6 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_text('{"settings": {}}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"forms\.json is damaged"):
         FormsStudy.load(path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [(["--seeds", "0"], "at least 1, got '0'"), (["--jobs", "x"], "at least 1, got 'x'")]
-)
-def test_bad_arguments_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        forms.main(arguments)
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 def test_what_pages_say_of_forms_is_so_in_the_record() -> None:

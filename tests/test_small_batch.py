@@ -5,7 +5,6 @@ import io
 import json
 import math
 import statistics
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -20,6 +19,7 @@ pytest.importorskip("rich")
 import numpy as np
 from scipy import integrate, special, stats
 
+from rotationout import cli
 from rotationout.analysis import batchnorm as theory
 from rotationout.experiments import small_batch
 from rotationout.experiments.small_batch import SmallBatchStudy
@@ -92,14 +92,16 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
         patch.setattr(small_batch, "TRAIN_EXAMPLES", 128)
         patch.setattr(small_batch, "AVERAGED_EPOCHS", 1)
-        assert small_batch.main(["--epochs", "1", "--seeds", "2", "--out", str(folder)]) == 0
+        words = ["study", "small_batch", "--epochs", "1", "--seeds", "2", "--jobs", "1"]
+        assert cli.main([*words, "--out", str(folder)]) == 0
     (folder / "printed").write_text(printed.getvalue(), encoding="utf-8")
     return folder
 
 
 def test_the_bar_is_not_among_the_results(out: Path) -> None:
     printed = (out / "printed").read_text(encoding="utf-8")
-    assert "Digits at small batch sizes" in printed
+    assert "Appendix B: BatchNorm of small batches, on digits" in printed
+    assert all(verdict in printed for verdict in report.verdicts(SmallBatchStudy.load(out / "small_batch.json")))
     assert "Training" not in printed
 
 
@@ -213,26 +215,3 @@ def test_figures_hold_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with (tmp_path / "batchnorm_gaussian.csv").open(encoding="utf-8") as file:
         points = [r for r in csv.DictReader(file) if r["batch_size"] == "8" and float(r["f_test"]) == 3.0]
     assert float(points[0]["f_expect"]) == pytest.approx(f_expect(3.0, 8))
-
-
-def test_bad_options_and_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        small_batch.main(["--seeds", "0"])
-    assert stop.value.code == 2
-    assert "at least 1" in capsys.readouterr().err
-    (tmp_path / "taken").write_text("")
-    assert small_batch.main(["--out", str(tmp_path / "taken")]) == 2
-    assert "choose another folder" in capsys.readouterr().err
-
-
-def test_interrupt_and_missing_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(small_batch, "run", interrupted)
-    assert small_batch.main(["--out", str(tmp_path)]) == 130
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert small_batch.main(["--out", str(tmp_path)]) == 1
-    assert "pip install 'rotationout[demo]'" in capsys.readouterr().err

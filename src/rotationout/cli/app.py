@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from .. import __version__
-from . import bench, demo, diagnose, features, figures, images, report, runs, score, tables, trouble
+from . import bench, demo, diagnose, features, figures, images, report, runs, score, study, tables, trouble
 from .layout import Command, Group
 from .options import words_to_complete
 
@@ -23,6 +23,7 @@ __all__ = ["COMMANDS", "build", "help_of", "run"]
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
+    "study": study.study,
     "diagnose": diagnose.diagnose,
     "bench": bench.bench,
     "rows": tables.rows,

@@ -18,6 +18,13 @@ from .trouble import say
 __all__ = ["demo"]
 
 
+ELSEWHERE = (
+    "These are small networks that learn from few examples. What larger ones gain and what they do not is on the page, "
+    "under “What is reproduced, and what is not”."
+)
+"""So that nobody takes the demonstration for all that there is."""
+
+
 def _rate(text: str) -> float:
     try:
         rate = float(text)
@@ -66,7 +73,7 @@ def demo(
         show(pictures.summary_table(study), f"Digits, p = {study.p:g}")
         print()
         show(pictures.strength_table(study), "Over p")
-        show_text(pictures.verdict(study))
+        show_text(f"{pictures.verdict(study)} {ELSEWHERE}")
     benchmarks = BENCHMARKS if BENCHMARKS.is_dir() else None
     if not no_theory:
         say(DRAWING)

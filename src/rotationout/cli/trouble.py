@@ -31,6 +31,7 @@ FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130
 
 EXTRAS = {
     "jinja2": "demo",
+    "joblib": "demo",
     "matplotlib": "demo",
     "numpy": "demo",
     "pycocotools": "detection",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from ..nn import RotationOut
 from .records import LABELS, Record, Study, surroundings
 from .threads import one_thread
 
-__all__ = ["NOISES", "Learned", "build_model", "learn", "run", "train"]
+__all__ = ["NOISES", "Learned", "activated", "build_model", "learn", "run", "train"]
 
 NOISES: dict[str, Callable[[float], nn.Module]] = {
     "none": lambda p: nn.Identity(),
@@ -45,19 +46,29 @@ WEAKER = (0.1, 0.2, 0.35)
 CURVE_POINTS = 20
 
 
-def build_model(noise: str, p: float) -> nn.Sequential:
-    """A network with two hidden ReLU layers, each followed by the noise."""
+def build_model(noise: Callable[[int], nn.Module], *, width: int = WIDTH, before: bool = False) -> nn.Sequential:
+    """A network with two hidden ReLU layers, each followed by a noise.
+
+    Args:
+        noise: makes a noise, given the number of features.
+        width: features of the hidden layers.
+        before: put the noises before the ReLU instead of after it.
+    """
     return nn.Sequential(
-        nn.Linear(64, WIDTH),
-        nn.ReLU(),
-        NOISES[noise](p),
-        nn.Linear(WIDTH, WIDTH),
-        nn.ReLU(),
-        NOISES[noise](p),
-        nn.Linear(WIDTH, 10),
+        nn.Linear(64, width),
+        *activated(noise(width), before),
+        nn.Linear(width, width),
+        *activated(noise(width), before),
+        nn.Linear(width, 10),
     )
 
 
+def activated(noise: nn.Module, before: bool) -> tuple[nn.Module, nn.Module]:
+    """A ReLU and a noise, in their order."""
+    return (noise, nn.ReLU()) if before else (nn.ReLU(), noise)
+
+
+@cache
 def load_data() -> tuple[Tensor, Tensor]:
     """The digits as (1797, 64) pixels in [0, 1], and their labels."""
     from sklearn.datasets import load_digits
@@ -69,7 +80,7 @@ def load_data() -> tuple[Tensor, Tensor]:
 def train(data: tuple[Tensor, Tensor], noise: str, p: float, seed: int, epochs: int) -> Record:
     """Train one network. The seed decides the split, the initial weights, the order and the noise."""
     start = time.perf_counter()
-    learned = learn(data, lambda: build_model(noise, p), seed, epochs)
+    learned = learn(data, lambda: build_model(lambda _: NOISES[noise](p)), seed, epochs)
     return Record(
         noise, p, seed, learned.epochs, learned.test_curve, learned.train_accuracy, time.perf_counter() - start
     )
@@ -83,7 +94,14 @@ class Learned(NamedTuple):
     train_accuracy: float
 
 
-def learn(data: tuple[Tensor, Tensor], build: Callable[[], nn.Module], seed: int, epochs: int) -> Learned:
+def learn(
+    data: tuple[Tensor, Tensor],
+    build: Callable[[], nn.Module],
+    seed: int,
+    epochs: int,
+    *,
+    train_examples: int | None = None,
+) -> Learned:
     """Train the network that ``build`` makes. The seed decides the split, the initial weights, the order and the noise.
 
     Args:
@@ -91,11 +109,13 @@ def learn(data: tuple[Tensor, Tensor], build: Callable[[], nn.Module], seed: int
         build: makes the network; it is called once, with torch's generator seeded.
         seed: all that is random follows from it.
         epochs: passes over the training examples.
+        train_examples: how many there are, a multiple of `BATCH`; `TRAIN_EXAMPLES` if not given.
     """
     inputs, labels = data
+    count = TRAIN_EXAMPLES if train_examples is None else train_examples
     # Split and order have a generator of their own: each noise draws a different amount from the global one.
     order = torch.Generator().manual_seed(seed)
-    train_set, test_set = torch.randperm(len(labels), generator=order).tensor_split([TRAIN_EXAMPLES])
+    train_set, test_set = torch.randperm(len(labels), generator=order).tensor_split([count])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build()
@@ -104,7 +124,7 @@ def learn(data: tuple[Tensor, Tensor], build: Callable[[], nn.Module], seed: int
         measured, curve = [], []
         for epoch in range(1, epochs + 1):
             model.train()
-            for batch in train_set[torch.randperm(TRAIN_EXAMPLES, generator=order)].view(-1, BATCH):
+            for batch in train_set[torch.randperm(count, generator=order)].view(-1, BATCH):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
                 optimizer.step()

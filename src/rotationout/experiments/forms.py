@@ -1,6 +1,6 @@
 """Which choices of RotationOut matter? One choice is changed at a time, on few handwritten digits.
 
-    python -m rotationout.experiments.forms
+    rotationout study forms
 
 The data, the 200 training examples and the optimizer are those of `rotationout.experiments.digits`. There are two
 networks. *vectors* is the one of that study: two hidden layers, `RotationOut` after each. *maps* has three 3×3
@@ -16,26 +16,22 @@ one that is quick, fits every training example without noise and leaves room for
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..nn import CentredDropout, GaussianDropout, RotationOut, RotationOut2d
 from . import digits
-from .command import attempt, positive_count, study_parser
+from .jobs import in_order
 from .records import paired_difference, readable, surroundings
-from .threads import one_thread
 
-__all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "build", "main", "run", "train"]
+__all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "build", "run", "train"]
 
 P = 0.5
 WEAKER = digits.WEAKER[::-1]
@@ -49,9 +45,10 @@ DEFAULT = "default"
 """The form that all others are compared with."""
 BEFORE = "before the ReLU"
 """The form that differs from the default only in its place."""
-ORIGIN_SYMMETRIC, ORIGIN_WEAKER = "about the origin, symmetric angles", f"about the origin, p = {WEAKER[0]:g}"
+ORIGIN, ORIGIN_SYMMETRIC = "about the origin", "about the origin, symmetric angles"
 """On maps, why centring helps may be that one-sided angles do not average out over positions, which matters most about
-the origin, or that noise about the mean is weaker. The first of these has neither; the second is about as weak."""
+the origin: symmetric ones do. Or it may be that noise about the mean is weaker: at smaller p that about the origin is
+too. And each position may have a pairing of its own, so that no two turn alike."""
 CENTRED = "Dropout about the batch mean"
 """Beside "about the origin" or "about the batch mean", this tells what centring does from what rotating does."""
 
@@ -82,9 +79,11 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "an angle per example": {"angle_per": "example"},
         **_LAWS,
         "symmetric angles": {"side": "symmetric"},
-        "about the origin": {"center": None},
+        "a pairing per position": {"pairing_per": "row"},
+        ORIGIN: {"center": None},
         ORIGIN_SYMMETRIC: {"center": None, "side": "symmetric"},
-        ORIGIN_WEAKER: {"center": None, "p": WEAKER[0]},
+        "about the origin, a pairing per position": {"center": None, "pairing_per": "row"},
+        **{f"{ORIGIN}, p = {p:g}": {"center": None, "p": p} for p in WEAKER},
         "about a running mean": {"center": "running", "num_features": "features"},
         "the authors' preset": {"preset": "authors"},
         "inside blocks of 3": {"block_size": 3},
@@ -107,6 +106,7 @@ OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "Dropout": partial(nn.Dropout, P),
         "Gaussian Dropout": partial(GaussianDropout, P),
         CENTRED: partial(CentredDropout, P, dim=1),
+        **{f"{CENTRED}, p = {p:g}": partial(CentredDropout, p, dim=1) for p in WEAKER},
         **{f"Dropout, p = {p:g}": partial(nn.Dropout, p) for p in WEAKER},
         "Dropout2d": partial(nn.Dropout2d, P),
     },
@@ -163,32 +163,15 @@ class FormsStudy:
             return cls(data["settings"], [Form(**one) for one in data["forms"]])
 
 
-def build_vectors(noise: Callable[[int], nn.Module], *, before: bool = False) -> nn.Sequential:
-    """The network of `rotationout.experiments.digits`.
-
-    Args:
-        noise: makes a noise, given the number of features.
-        before: put it before the ReLU instead of after it.
-    """
-    width = digits.WIDTH
-    return nn.Sequential(
-        nn.Linear(64, width),
-        *_activated(noise(width), before),
-        nn.Linear(width, width),
-        *_activated(noise(width), before),
-        nn.Linear(width, 10),
-    )
-
-
 def build_maps(noise: Callable[[int], nn.Module], *, before: bool = False) -> nn.Sequential:
-    """Three convolutions on 8×8 and 4×4 maps; the arguments are those of `build_vectors`."""
+    """Three convolutions on 8×8 and 4×4 maps; the arguments are those of `digits.build_model`."""
     first, second = CHANNELS, 2 * CHANNELS
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
         nn.Conv2d(1, first, 3, padding=1),
-        *_activated(noise(first), before),
+        *digits.activated(noise(first), before),
         nn.Conv2d(first, second, 3, stride=2, padding=1),
-        *_activated(noise(second), before),
+        *digits.activated(noise(second), before),
         nn.Conv2d(second, second, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(POOLED),
@@ -197,12 +180,8 @@ def build_maps(noise: Callable[[int], nn.Module], *, before: bool = False) -> nn
     )
 
 
-def _activated(noise: nn.Module, before: bool) -> tuple[nn.Module, nn.Module]:
-    return (noise, nn.ReLU()) if before else (nn.ReLU(), noise)
-
-
 NETWORKS: dict[str, Callable[..., nn.Sequential]] = {
-    "vectors": build_vectors,
+    "vectors": digits.build_model,
     "maps": build_maps,
 }
 """By name, what builds a network with a noise in its places."""
@@ -227,10 +206,17 @@ def build(network: str, form: str) -> nn.Sequential:
     return NETWORKS[network](noise_of(network, form), before=form == BEFORE)
 
 
-def train(data: tuple[Tensor, Tensor], network: str, form: str, seed: int, epochs: int) -> dict[str, float]:
+def train(network: str, form: str, seed: int, epochs: int) -> dict[str, float]:
     """Train one network; the fields of a `Form` that a run has a value of."""
+    return timed(lambda: build(network, form), seed, epochs)
+
+
+def timed(
+    build: Callable[[], nn.Module], seed: int, epochs: int, *, train_examples: int | None = None
+) -> dict[str, float]:
+    """Train the network that ``build`` makes on digits; the fields of a `Form` that a run has a value of."""
     start = time.perf_counter()
-    learned = digits.learn(data, lambda: build(network, form), seed, epochs)
+    learned = digits.learn(digits.load_data(), build, seed, epochs, train_examples=train_examples)
     return {
         "test_accuracy": learned.test_curve[-1],
         "train_accuracy": learned.train_accuracy,
@@ -247,80 +233,52 @@ def plan() -> Iterator[tuple[str, str]]:
 
 def run(seeds: int = SEEDS, epochs: int = digits.EPOCHS, jobs: int = 1) -> FormsStudy:
     """All runs, with a progress bar, so many at a time."""
-    from joblib import Parallel, delayed
-    from rich.console import Console
-    from rich.progress import track
+    settings = {
+        "p": P,
+        "train_examples": digits.TRAIN_EXAMPLES,
+        "test_examples": len(digits.load_data()[1]) - digits.TRAIN_EXAMPLES,
+        "width": digits.WIDTH,
+        "channels": CHANNELS,
+    }
+    return run_all(list(plan()), train, seeds, epochs, jobs, settings)
 
+
+def run_all(
+    rows: Sequence[tuple[str, str]],
+    train: Callable[[str, str, int, int], Mapping[str, float]],
+    seeds: int,
+    epochs: int,
+    jobs: int,
+    settings: Mapping[str, Any],
+) -> FormsStudy:
+    """Train every row, a network and a form, with every seed.
+
+    Args:
+        rows: what to train.
+        train: trains one network, given a row, a seed and the number of epochs; other processes import it.
+        seeds: networks per row.
+        epochs: passes over the data.
+        jobs: runs at a time.
+        settings: what the record says of the study besides.
+    """
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
-    runs = [(network, form, seed, epochs) for network, form in plan() for seed in chosen]
-    results = Parallel(n_jobs=jobs, return_as="generator")(delayed(_train_here)(each) for each in runs)
+    runs = [(*row, seed, epochs) for row in rows for seed in chosen]
     found: dict[tuple[str, str], list[Mapping[str, float]]] = {}
-    shown = track(results, "Training", total=len(runs), console=Console(stderr=True))
-    for (network, form, *_), result in zip(runs, shown, strict=True):
+    for (network, form, *_), result in zip(runs, in_order(train, runs, jobs), strict=True):
         found.setdefault((network, form), []).append(result)
     forms = [
         Form(network, form, list(chosen), *([round(one[name], 6) for one in each] for name in FIELDS))
         for (network, form), each in found.items()
     ]
-    settings = {
-        "p": P,
-        "train_examples": digits.TRAIN_EXAMPLES,
-        "test_examples": len(_data()[1]) - digits.TRAIN_EXAMPLES,
-        "width": digits.WIDTH,
-        "channels": CHANNELS,
+    shared = {
         "batch": digits.BATCH,
         "learning_rate": digits.LEARNING_RATE,
         "epochs": epochs,
         "seeds": seeds,
         **surroundings(),
     }
-    return FormsStudy(settings, forms)
+    return FormsStudy({**settings, **shared}, forms)
 
 
 FIELDS = ("test_accuracy", "train_accuracy", "seconds")
 """Those of a `Form` that a run has a value of, in its order."""
-
-
-@cache
-def _data() -> tuple[Tensor, Tensor]:
-    """The digits, loaded once in every process."""
-    return digits.load_data()
-
-
-def _train_here(arguments: tuple[str, str, int, int]) -> dict[str, float]:
-    with one_thread():
-        return train(_data(), *arguments)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, or exit code 2 and a message that says what would be right."""
-    what = "Compare forms of RotationOut that differ by one choice, on handwritten digits."
-    parser = study_parser("forms", what, seeds=SEEDS, epochs=digits.EPOCHS)
-    parser.add_argument(
-        "--jobs", type=positive_count, default=os.cpu_count() or 1, help="runs at a time (default: %(default)s)"
-    )
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the study, print its tables and write its record. Returns the exit code."""
-    options = parse(arguments)
-    return attempt(options.out, lambda: _run_and_show(options))
-
-
-def _run_and_show(options: argparse.Namespace) -> None:
-    import sklearn.datasets  # noqa: F401  # before the work, not after it
-    from rich.console import Console
-
-    from ..report import forms as report
-
-    study = run(options.seeds, options.epochs, options.jobs)
-    study.save(options.out / "forms.json")
-    report.show(study, Console())
-    print(f"Written: {options.out / 'forms.json'}")
-
-
-if __name__ == "__main__":
-    from rotationout.experiments import forms  # other processes know its functions by this name, not as __main__
-
-    sys.exit(forms.main())

@@ -1,6 +1,6 @@
 """BatchNorm, CrossNorm and PolyBatchNorm on handwritten digits at small batch sizes (appendix B).
 
-    python -m rotationout.experiments.small_batch
+    rotationout study small_batch
 
 A network with three normalised hidden layers is trained on 1,024 of scikit-learn's digits and tested on the other 773.
 Two settings are kept apart. *Batches* of 4, 8, 16 and 128: these change all of training. *Ghost batches*: every step
@@ -18,12 +18,10 @@ batches of 128 did not converge in so few steps.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +32,12 @@ from torch.nn import functional as F
 
 from ..nn.norm import CrossNorm1d, GhostBatchNorm1d, convert_batchnorm
 from . import norms
-from .command import attempt, study_parser
 from .digits import load_data
+from .jobs import in_order
 from .norms import average_statistics
 from .records import mean_sd, paired_difference, readable, surroundings
-from .threads import one_thread
 
-__all__ = ["LABELS", "Result", "SmallBatchStudy", "main", "plan", "train"]
+__all__ = ["LABELS", "Result", "SmallBatchStudy", "plan", "run", "train"]
 
 LABELS = {name: norms.LABELS[name] for name in ("batch", "poly", "cross")}
 """The name of each normalisation in tables, in the order of their columns."""
@@ -188,16 +185,11 @@ def plan(seeds: int) -> Iterator[tuple[str, int, bool, int]]:
                         yield norm, size, ghost, seed
 
 
-def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
-    """Train and test all networks of `plan`, with a progress bar."""
-    from rich.console import Console
-    from rich.progress import track
-
+def run(seeds: int = SEEDS, epochs: int = EPOCHS, jobs: int = 1) -> SmallBatchStudy:
+    """Train and test all networks of `plan`, with a progress bar, so many at a time."""
     data = load_data()
-    results = []
-    with one_thread():
-        for norm, size, ghost, seed in track(list(plan(seeds)), "Training", console=Console(stderr=True)):
-            results += train(data, norm, size, ghost, seed, epochs)
+    each = in_order(train, [(data, *network, epochs) for network in plan(seeds)], jobs)
+    results = [result for found in each for result in found]
     settings = {
         "train_examples": TRAIN_EXAMPLES,
         "test_examples": len(data[1]) - TRAIN_EXAMPLES,
@@ -209,31 +201,3 @@ def run(seeds: int = SEEDS, epochs: int = EPOCHS) -> SmallBatchStudy:
         **surroundings(),
     }
     return SmallBatchStudy(settings, results)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; a mistake ends the program with exit code 2 and a message."""
-    what = "Compare BatchNorm, CrossNorm and PolyBatchNorm on handwritten digits at small batch sizes."
-    return study_parser("small_batch", what, seeds=SEEDS, epochs=EPOCHS).parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the study, print its table and write its record. Returns the exit code."""
-    options = parse(arguments)
-    return attempt(options.out, lambda: _run_and_show(options))
-
-
-def _run_and_show(options: argparse.Namespace) -> None:
-    import sklearn.datasets  # noqa: F401  # if it is missing, fail before the work
-    from rich.console import Console
-
-    from ..report import small_batch as report
-
-    study = run(options.seeds, options.epochs)
-    study.save(options.out / "small_batch.json")
-    report.show(study, Console())
-    print(f"Written: {options.out / 'small_batch.json'}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

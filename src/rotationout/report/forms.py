@@ -6,16 +6,14 @@ import math
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from ..experiments.forms import DEFAULT, NETWORKS, OTHERS, FormsStudy
 from . import style
 from .cells import CLEAR, is_clear, signed
 from .digits import percent
 from .page import Section, Table
-from .terminal import print_table
 
-__all__ = ["CLEAR", "figure", "sections", "show", "table", "verdict"]
+__all__ = ["CLEAR", "figure", "sections", "table", "verdict"]
 
 CAPTION = f"Difference in test accuracy to the default form, and {CLEAR:g} standard errors either side."
 LAYERS = {"vectors": "RotationOut", "maps": "RotationOut2d"}
@@ -26,8 +24,8 @@ def table(study: FormsStudy, network: str) -> Table:
     rows = []
     for one in study.of(network):
         change = "–" if one.form == DEFAULT else signed(*study.paired_difference(network, one.form), scale=100)
-        rows.append([one.form, percent(one.test_accuracy), percent(one.train_accuracy), change])
-    return Table(["form", "test accuracy, %", "train accuracy, %", "difference ± s.e."], rows)
+        rows.append([one.form, percent(one.test_accuracy), change, percent(one.train_accuracy)])
+    return Table(["form", "test accuracy, %", "difference ± s.e.", "train accuracy, %"], rows)
 
 
 def verdict(study: FormsStudy, network: str) -> str:
@@ -91,10 +89,3 @@ def sections(study: FormsStudy) -> list[Section]:
         )
         for network in NETWORKS
     ]
-
-
-def show(study: FormsStudy, console: Console) -> None:
-    """Print the tables and the verdicts."""
-    for network in NETWORKS:
-        print_table(table(study, network), f"Forms of {LAYERS[network]} on digits", console)
-        console.print(verdict(study, network), highlight=False)

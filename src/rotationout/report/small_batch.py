@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from ..experiments.small_batch import LABELS, STATISTICS, SmallBatchStudy
 from .cells import CLEAR, is_clear
 from .digits import percent
-from .page import Table
-from .terminal import print_table
+from .page import Section, Table
 
-__all__ = ["show", "table", "verdict"]
+__all__ = ["sections", "table", "verdict", "verdicts"]
 
 
 def rows(study: SmallBatchStudy) -> list[tuple[int, bool]]:
@@ -59,9 +56,17 @@ def verdict(study: SmallBatchStudy, norm: str, measure: str = "test_accuracy") -
     )
 
 
-def show(study: SmallBatchStudy, console: Console) -> None:
-    """Print the table and the verdicts."""
-    print_table(table(study), "Digits at small batch sizes", console)
-    for norm in ("poly", "cross"):
-        for measure in ("test_accuracy", "test_loss"):
-            console.print(verdict(study, norm, measure), highlight=False)
+def verdicts(study: SmallBatchStudy) -> list[str]:
+    """A `verdict` for each normalisation beside BatchNorm, by accuracy and by loss."""
+    return [verdict(study, norm, measure) for norm in ("poly", "cross") for measure in ("test_accuracy", "test_loss")]
+
+
+def sections(study: SmallBatchStudy) -> list[Section]:
+    """What the page shows of this study."""
+    prose = (
+        "Test accuracy with BatchNorm and the paper’s two replacements. “Running” statistics are those of training; "
+        "“averaged” ones are recomputed over many batches."
+    )
+    return [
+        Section("Appendix B: BatchNorm of small batches, on digits", [prose, *verdicts(study)], table(study)),
+    ]

@@ -11,7 +11,7 @@ from ..experiments.records import Study, readable
 from ..experiments.results import read_records
 from ..experiments.small_batch import SmallBatchStudy
 from ..recipes import TABLES
-from . import digits, forms, reproduced, small_batch, speed, style
+from . import digits, forms, reproduced, sizes, small_batch, speed, style
 from .gallery import Drawing
 from .gallery.catalogue import all_figures
 from .modules import module_of
@@ -21,10 +21,19 @@ from .page import Section, render
 __all__ = ["sections", "write"]
 
 
+STUDIES: dict[str, tuple[Callable[[Path], Any], Any]] = {
+    "digits.json": (Study.load, digits),
+    "forms.json": (FormsStudy.load, forms),
+    "sizes.json": (FormsStudy.load, sizes),
+    "small_batch.json": (SmallBatchStudy.load, small_batch),
+}
+"""By the name of its record, what reads a study of digits, and the module that shows it."""
+
+
 def sections(
     results: Path, benchmarks: Path | None = None, *, demo: Study | None = None, figures: bool = True
 ) -> list[Section]:
-    """The sections of the page: every part that has records, and at the end which parts have none.
+    """The sections of the page: what of the paper is reproduced, and then every part that has records.
 
     Args:
         results: where the records of experiments are.
@@ -32,25 +41,21 @@ def sections(
         demo: the study of digits that comes first, instead of the one in ``results``.
         figures: with the figures of `all_figures`; those of the theory take half a minute to compute.
     """
-    found: list[Section] = []
-    if demo is None and (results / "digits.json").is_file():
-        demo = Study.load(results / "digits.json")
-    if demo is not None:
-        found += digits.sections(demo)
-    if (results / "forms.json").is_file():
-        found += forms.sections(FormsStudy.load(results / "forms.json"))
+    found = [] if demo is None else digits.sections(demo)
+    found.append(reproduced.section(results))
     for recipe in TABLES:
         records = read_records(results, recipe)
         if records:
             with readable(results / recipe):
                 found.append(module_of(recipe).section(recipe, records))
-    if (results / "small_batch.json").is_file():
-        found.append(_small_batch(results / "small_batch.json"))
+    for name, (load, report) in STUDIES.items():
+        if (results / name).is_file() and (demo is None or report is not digits):
+            found += report.sections(load(results / name))
     if benchmarks is not None:
         found += _speed(benchmarks)
     if figures:
         found += [_figure(drawing) for drawing in all_figures(results)]
-    return [*found, *other_runs(results), reproduced.section(results)]
+    return [*found, *other_runs(results)]
 
 
 def write(
@@ -66,29 +71,12 @@ def write(
     lead = "RotationOut rotates features instead of dropping them: what was measured, next to what the paper reports."
     footer = (
         "Every measured number on this page comes from a record, which says what was run and on which machine. The "
-        "paper’s numbers are as printed."
+        "paper’s numbers are as printed. Labels such as eq6 are those of the paper’s LaTeX source."
     )
     page = render("RotationOut", lead, sections(results, benchmarks, demo=demo, figures=figures), footer)
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _small_batch(path: Path) -> Section:
-    study = SmallBatchStudy.load(path)
-    findings = [small_batch.verdict(study, norm, measure) for norm in ("poly", "cross") for measure in MEASURES]
-    return Section(
-        "Appendix B: BatchNorm of small batches, on digits",
-        [
-            "Test accuracy with BatchNorm and the paper’s two replacements. “Running” statistics are those of "
-            "training; “averaged” ones are recomputed over many batches.",
-            *findings,
-        ],
-        small_batch.table(study),
-    )
-
-
-MEASURES = ("test_accuracy", "test_loss")
 
 
 def _speed(folder: Path) -> list[Section]:
