@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from scipy.stats import t
 
-from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, ORIGIN_SYMMETRIC, ORIGIN_WEAKER, FormsStudy
+from rotationout.experiments.forms import (
+    CENTRED,
+    DEFAULT,
+    FORMS,
+    NETWORKS,
+    ORIGIN,
+    ORIGIN_SYMMETRIC,
+    WEAKER,
+    FormsStudy,
+)
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
 from rotationout.experiments.small_batch import SmallBatchStudy
@@ -15,7 +25,7 @@ from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100
 from rotationout.recipes.search import BEST, SEARCH, STRONG
 from rotationout.report import digits, forms, ghost, reproduced, search, shift, small_batch, table1, verdicts
-from rotationout.report.cells import by_row, mean_lead, shown_p, signed, spread
+from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
 from rotationout.report.modules import module_of
 
 from .cells import RESULTS, markdown
@@ -27,6 +37,8 @@ PROTOCOL = "cifar100_resnet110_protocol"
 TABLE1 = "cifar100_resnet110_authors"
 FIRST = (0.9, 0.8)
 """The keep rates of its main comparison, at which both noises do best in the paper."""
+OWN = {"default": "no ramp", "paper": "no ramp", "authors": "ramp"}
+"""Forms of RotationOut, each with the ramp that it comes with."""
 ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG, VECTORS)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 
@@ -77,8 +89,8 @@ def _forms() -> dict[str, str]:
         "forms_centre_maps": ("default", "about the origin"),
         "forms_dropout_same_centre": (CENTRED, "default"),
         "forms_origin_symmetric": (ORIGIN_SYMMETRIC, "about the origin"),
-        "forms_origin_weaker": (ORIGIN_WEAKER, "about the origin"),
-        "forms_origin_weaker_default": (ORIGIN_WEAKER, "default"),
+        "forms_origin_pairings": (f"{ORIGIN}, a pairing per position", ORIGIN),
+        "forms_pairings": ("a pairing per position", DEFAULT),
         "forms_dropout_origin_symmetric": ("Dropout", ORIGIN_SYMMETRIC),
     }
     found = {name: signed(*study.paired_difference("maps", *pair), scale=100) for name, pair in gaps.items()}
@@ -93,7 +105,30 @@ def _forms() -> dict[str, str]:
             found[f"forms_{name}_{network}"] = signed(*study.paired_difference(network, *pair), scale=100)
         errors = (study.paired_difference(network, form)[1] for form in FORMS[network] if form != DEFAULT)
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
-    return {**found, "forms_seeds": str(study.settings["seeds"]), "forms_p": f"{study.settings['p']:g}"}
+    return {
+        **found,
+        "forms_centre_table": _centres(study),
+        "forms_seeds": str(study.settings["seeds"]),
+        "forms_p": f"{study.settings['p']:g}",
+    }
+
+
+def _centres(study: FormsStudy) -> str:
+    """RotationOut and Dropout on maps, about the mean and about the origin, at every strength."""
+    pairs = {"RotationOut": (DEFAULT, ORIGIN), "Dropout": (CENTRED, "Dropout")}
+    rows = []
+    for p in (*WEAKER[::-1], study.settings["p"]):
+        weaker = "" if p == study.settings["p"] else f"p = {p:g}"
+        row = [f"{p:g}"]
+        for pair in pairs.values():
+            mean, origin = (", ".join(filter(None, [form, weaker])).replace("default, ", "") for form in pair)
+            row += [digits.percent(study.find("maps", form).test_accuracy) for form in (mean, origin)]
+            row.append(signed(*study.paired_difference("maps", mean, origin), scale=100))
+        rows.append(row)
+    header = [
+        f"{noise}, {what}" for noise in pairs for what in ("about the mean, %", "about the origin, %", "difference")
+    ]
+    return markdown(["p", *header], rows)
 
 
 def _protocol() -> dict[str, str]:
@@ -109,6 +144,7 @@ def _protocol() -> dict[str, str]:
     ramp = {row: means[row] - means[row[0], "no ramp", row[2]] for row in sorted(means) if row[1] == "ramp"}
     decay = {row: means[row] - means[row[0], row[1], "1e-4"] for row in means if row[2] == "5e-4"}
     effects = {form: ", ".join(signed(ramp[row]) for row in ramp if row[0] == form) for form, _, _ in ramp}
+    own = {form: means[form, ramp, "1e-4"] for form, ramp in OWN.items()}
     first = records[0]["config"]
     return {
         "protocol_table": markdown(["preset", "ramp", "weight decay", "n", "last 10 epochs, %", "best epoch, %"], rows),
@@ -119,6 +155,8 @@ def _protocol() -> dict[str, str]:
         "protocol_ramp_effects": "; ".join(f"{form} {two}" for form, two in effects.items()),
         "protocol_decay_effects": f"{min(decay.values()):.2f} to {max(decay.values()):.2f}",
         "protocol_p": f"{first['p']:g}",
+        **{f"protocol_{form}": f"{points:.2f}" for form, points in own.items()},
+        "protocol_behind": " and ".join(f"{own['default'] - own[form]:.2f}" for form in ("paper", "authors")),
         "protocol_spread": f"{max(means.values()) - min(means.values()):.2f}",
     }
 
@@ -128,6 +166,7 @@ def _table1() -> dict[str, str]:
     records = read_records(RESULTS, TABLE1)
     rows = by_row(records)
     losses = {row: statistics.fmean(run["train_loss"][-1] for run in runs) for row, runs in rows.items()}
+    points = {row: [run["last10_top1"] for run in runs] for row, runs in rows.items()}
     lead, _ = table1.rivals_lead(records, FIRST)
     decays = {record["weight_decay"] for record in records}
     return {
@@ -137,12 +176,46 @@ def _table1() -> dict[str, str]:
         "table1_paper_lead": f"{statistics.fmean(_printed_leads()):.2f}",
         "table1_p": shown_p(lead.p),
         "table1_losses": ", ".join(f"{loss:.2f} ({row})" for row, loss in losses.items()),
-        **_uncentred({row: [run["last10_top1"] for run in runs] for row, runs in rows.items()}),
+        **_uncentred(points),
+        "table1_corrected": _corrected(points),
         "table1_loss_rotation": f"{losses['rotation default sigma 0.333']:.3f}",
         "table1_loss_dropout": f"{losses['dropout keep 0.8']:.3f}",
         "table1_coadaptation_table": shift.coadaptation_table(records).markdown(),
         "table1_coadaptation_compared": shift.compared_coadaptation(records, table1.RIVALS),
     }
+
+
+def _corrected(points: dict[str, list[float]]) -> str:
+    """What of Table 1 is significant if all its comparisons are counted."""
+    rotations = {"dropout keep 0.9": "rotation default sigma 0.333", "dropout keep 0.8": "rotation default sigma 0.500"}
+    origin = "rotation uncentred sigma 0.500"
+    pairs = [(row, "none") for row in points if row != "none"]
+    pairs += [(rotation, dropout) for dropout, rotation in rotations.items()]
+    pairs += [(origin, "rotation default sigma 0.500"), (origin, "dropout keep 0.8")]
+    adjusted = holm([p_value(points[one], points[other]) for one, other in pairs])
+    left = [pair for pair, p in zip(pairs, adjusted, strict=True) if p < verdicts.LEVEL]
+    over_none = sum(other == "none" for _, other in left)
+    others = len(left) - over_none
+    return (
+        f"All p-values here are uncorrected. Corrected by Holm's method for the {len(pairs)} comparisons of single "
+        f"rows, {over_none} of {len(points) - 1} noises are significantly ahead of none, and {others or 'none'} of the "
+        f"other {len(pairs) - len(points) + 1} comparisons {'is' if others == 1 else 'are'} significant. The lead over "
+        "both strengths is one comparison more."
+    )
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number by Holm's method, in their order.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found, most = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        most = max(most, min(1.0, (len(values) - rank) * values[place]))
+        found[place] = most
+    return found
 
 
 def _uncentred(points: dict[str, list[float]]) -> dict[str, str]:

@@ -50,6 +50,22 @@ def texts() -> dict[str, str]:
         "cost_together": str(most),
         "cost_device": alike[0]["device"],
         "cost_peak": f"{max(record['peak_bytes'] for record in alike) / 2**30:.1f}",
+        **_stand_ins(records),
+    }
+
+
+def _stand_ins(records: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """How long the stand-ins take: BCCD alone on a GPU, the others by the share of it that each run had."""
+    alone = [record["seconds"] for record in records["bccd"] if record["together"] == 1]
+    speech = {record["together"] for record in records["an4"]}
+    share = [record["seconds"] / record["together"] for record in records["an4"]]
+    images = [record["together"] * record["images_per_second"] for record in records["imagewoof"]]
+    return {
+        "bccd_seconds": f"{max(alone):.0f}",
+        "speech_share": f"{max(share):.0f}",
+        "speech_together": ", ".join(map(str, speech)),
+        "imagewoof_together": ", ".join(map(str, {record["together"] for record in records["imagewoof"]})),
+        "imagewoof_speed": f"{min(images):,.0f}",
     }
 
 

@@ -15,6 +15,8 @@ from .cells import RESULTS, markdown
 __all__ = ["RECIPE", "texts"]
 
 RECIPE = "cifar100_mlp"
+FIRST = (0.9, 0.8)
+"""The keep rates at which both noises do best."""
 FORMS = {
     "dropout": [f"dropout keep {keep}" for keep in KEEP],
     "default": [f"rotation default sigma {SIGMA[keep]}" for keep in KEEP],
@@ -29,6 +31,7 @@ def texts() -> dict[str, str]:
     rows = by_row(records)
     means = {row: statistics.fmean(run[table1.POINTS] for run in runs) for row, runs in rows.items()}
     lead, _ = table1.rivals_lead(records)
+    best, _ = table1.rivals_lead(records, FIRST)
     zeros, default = ([run[table1.POINTS] for run in rows[FORMS[name][0]]] for name in ("zeros", "default"))
     weak = mean_lead([(zeros, default)])
     table = table1.table(records)
@@ -40,6 +43,8 @@ def texts() -> dict[str, str]:
         "mlp_lead": f"{lead.mean:+.2f}",
         "mlp_interval": f"{lead.low:.2f} to {lead.high:.2f}",
         "mlp_p": shown_p(lead.p),
+        "mlp_lead_best": signed(best.mean),
+        "mlp_interval_best": f"{signed(best.low)} to {signed(best.high)}",
         "mlp_coadaptation_table": markdown(["co(x)", "layer 1", "layer 2", "layer 3"], _coadaptation(rows)),
         "mlp_zeros_weak": signed(weak.mean),
         "mlp_zeros_weak_p": shown_p(weak.p),
