@@ -11,14 +11,18 @@ Mistakes in these files are errors that name the file and the line. Problems of 
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = ["Utterance", "read_corpus", "read_kaldi", "read_manifest"]
 
 COLUMNS = ("utt", "split", "speaker", "text")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,22 +64,26 @@ def read_manifest(folder: Path | str, split: str | None = None) -> list[Utteranc
     with manifest.open(encoding="utf-8", newline="") as lines:
         table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         try:
-            missing, rows = set(COLUMNS).difference(table.fieldnames or ()), list(table)
+            missing, rows = set(COLUMNS).difference(table.fieldnames or ()), [(table.line_num, row) for row in table]
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(f"{manifest} must be UTF-8 text, columns between tabs: {error}") from error
     if missing:
         raise ValueError(f"{manifest} needs the columns {', '.join(COLUMNS)}; it lacks {', '.join(sorted(missing))}")
-    for number, row in enumerate(rows, start=2):
+    seen: set[tuple[str, str]] = set()
+    for number, row in rows:
         if any(row[column] is None for column in COLUMNS) or None in row:
             raise ValueError(f"{manifest}, line {number}: the columns do not match those of the first line")
-    splits = sorted({row["split"] for row in rows})
+        if (row["split"], row["utt"]) in seen:
+            raise ValueError(f"{manifest}, line {number}: {row['utt']!r} of {row['split']!r} is there twice")
+        seen.add((row["split"], row["utt"]))
+    splits = sorted({row["split"] for _, row in rows})
     if split is not None and split not in splits:
         raise ValueError(f"split must be one of {', '.join(map(repr, splits))}, got {split!r}")
     return [
         Utterance(
             row["utt"], row["split"], row["speaker"], row["text"], root / "flac" / row["split"] / f"{row['utt']}.flac"
         )
-        for row in rows
+        for _, row in rows
         if split in (None, row["split"])
     ]
 
@@ -83,22 +91,25 @@ def read_manifest(folder: Path | str, split: str | None = None) -> list[Utteranc
 def read_kaldi(folder: Path | str, split: str) -> list[Utterance]:
     """The utterances of ``folder/split``, a Kaldi data directory, in the order of its ``text``.
 
-    Transcripts are converted to capitals, and words in angle brackets, as ``<NOISE>``, are removed, as nobody said
-    them. Relative paths start at the directory. A command instead of a path, ``sph2pipe … |``, is an error; it is never
-    run.
+    All tables must have the same utterances. Transcripts are converted to capitals, and words in angle brackets, as
+    ``<NOISE>``, are removed, as nobody said them. Relative paths start at the directory. A command instead of a path,
+    ``sph2pipe … |``, is an error; it is never run.
     """
     directory = Path(folder) / split
-    recordings = {name: _path(directory, name, rest) for name, rest in _read(directory / "wav.scp").items()}
+    recordings = _each(directory / "wav.scp", _path)
     texts, speakers = _read(directory / "text"), _read(directory / "utt2spk")
     pieces: dict[str, tuple[str, float, float | None]] = {name: (name, 0.0, None) for name in recordings}
     listed = "wav.scp"
     if (directory / "segments").is_file():
         listed = "segments"
-        pieces = {name: _piece(directory, name, rest) for name, rest in _read(directory / "segments").items()}
+        pieces = _each(directory / "segments", _piece)
+    if not texts:
+        raise ValueError(f"{directory / 'text'} is empty; it must have a line for each utterance of {split!r}")
+    for file, names in ((listed, pieces), ("utt2spk", speakers)):
+        for one, other, missing in (("text", file, texts.keys() - names), (file, "text", names.keys() - texts)):
+            if missing:
+                raise ValueError(f"{directory / one} has an utterance {min(missing)!r} that {other} lacks")
     for name in texts:
-        for file, names in ((listed, pieces), ("utt2spk", speakers)):
-            if name not in names:
-                raise ValueError(f"{directory / 'text'} has an utterance {name!r} that {file} lacks")
         if pieces[name][0] not in recordings:
             raise ValueError(f"{directory / 'segments'} has a recording {pieces[name][0]!r} that wav.scp lacks")
     return [
@@ -124,28 +135,39 @@ def _read(path: Path) -> dict[str, str]:
     return table
 
 
-def _path(directory: Path, name: str, rest: str) -> Path:
+def _each(path: Path, convert: Callable[[Path, str], T]) -> dict[str, T]:
+    """Read a Kaldi table, and convert what follows each name; a ValueError names the file, the line and the name."""
+    table: dict[str, T] = {}
+    for number, (name, rest) in enumerate(_read(path).items(), start=1):  # each line has a name of its own
+        try:
+            table[name] = convert(path.parent, rest)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {name!r} {error}") from error
+    return table
+
+
+def _path(directory: Path, rest: str) -> Path:
     if rest.endswith("|"):
         raise ValueError(
-            f"{directory / 'wav.scp'}: {name!r} has a command, {rest!r}, and commands are not run; convert the audio "
-            "to WAV or FLAC files of one channel at 16 kHz and give their paths"
+            f"has a command, {rest!r}, and commands are not run; convert the audio to WAV or FLAC files of one channel "
+            "at 16 kHz and give their paths"
         )
     if not rest:
-        raise ValueError(f"{directory / 'wav.scp'}: {name!r} has no path")
+        raise ValueError("has no path")
     return directory / rest
 
 
-def _piece(directory: Path, name: str, rest: str) -> tuple[str, float, float | None]:
+def _piece(_: Path, rest: str) -> tuple[str, float, float | None]:
     try:
-        recording, start, end = rest.split()
-        piece = recording, float(start), None if float(end) < 0 else float(end)  # −1 stands for the end
+        recording, *times = rest.split()
+        start, end = map(float, times)
     except ValueError as error:
-        raise ValueError(
-            f"{directory / 'segments'}: {name!r} must have a recording, a start and an end in seconds, got {rest!r}"
-        ) from error
-    if piece[1] < 0 or (piece[2] is not None and piece[2] <= piece[1]):
-        raise ValueError(f"{directory / 'segments'}: {name!r} must end after it starts, got {rest!r}")
-    return piece
+        raise ValueError(f"must have a recording, a start and an end in seconds, got {rest!r}") from error
+    if not math.isfinite(start) or not math.isfinite(end):
+        raise ValueError(f"must start and end at finite numbers of seconds, got {rest!r}")
+    if start < 0 or 0 <= end <= start:
+        raise ValueError(f"must end after it starts, got {rest!r}")
+    return recording, start, None if end < 0 else end  # −1 stands for the end
 
 
 def _words(text: str) -> str:
