@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,14 @@ def test_every_row_of_every_table_runs(table: str, data: Path, kaldi: Path, tmp_
         shown = record["transcripts"]
         assert {"name", "said", "heard"} == shown[0].keys()
         assert len(shown) == min(6, record["test_utterances"])
+
+
+def test_what_scores_need_is_missed_before_the_corpus_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the first test, when hours of training would be lost."""
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional", None)
+    with pytest.raises(ModuleNotFoundError, match=r"need torchmetrics: pip install 'rotationout\[speech\]'"):
+        maker(tmp_path / "no corpus", CPU)(small(TABLES["an4"]()[0]))
 
 
 def test_the_tables_are_the_papers() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .text import decode
 
-__all__ = ["examples", "greedy", "score"]
+__all__ = ["check_torchmetrics", "examples", "greedy", "score"]
 
 SHOWN = 6
 
@@ -37,6 +37,11 @@ def examples(heard: Sequence[str], said: Sequence[str], names: Sequence[str]) ->
     """A few recognised texts with their references, evenly spread over the utterances, good or bad."""
     chosen = range(0, len(said), max(1, len(said) // SHOWN))[:SHOWN]
     return [{"name": names[i], "said": said[i], "heard": heard[i]} for i in chosen]
+
+
+def check_torchmetrics() -> None:
+    """An error if torchmetrics is missing: to be told before training, not by its first test."""
+    _torchmetrics()
 
 
 def _torchmetrics() -> Any:
