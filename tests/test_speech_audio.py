@@ -1,5 +1,6 @@
 """Speech: files of audio, good and bad, and the filter banks of what they hold."""
 
+import errno
 import math
 import sys
 from collections.abc import Callable
@@ -60,6 +61,75 @@ def test_bad_audio(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UnusableError, match=message) as error:
         read_audio(Utterance("a", "train", "s", "YES", path))
     assert error.value.reason == reason
+
+
+@needs_soundfile
+@pytest.mark.parametrize(
+    ("kind", "endian"), [("WAV", "LITTLE"), ("WAV", "BIG"), ("WAVEX", "LITTLE"), ("NIST", "BIG"), ("FLAC", "FILE")]
+)
+def test_of_these_formats_whole_files_are_read_and_others_refused(tmp_path: Path, kind: str, endian: str) -> None:
+    import soundfile
+
+    path, samples = tmp_path / "audio", torch.rand(3200) - 0.5
+    soundfile.write(path, samples.numpy(), 16_000, format=kind, endian=endian)
+    read = read_audio(Utterance("a", "train", "s", "YES", path))
+    torch.testing.assert_close(read, samples, rtol=0, atol=2**-15)
+    for missing in (1, 100, 3000):
+        cut(path, path.stat().st_size - missing)
+        with pytest.raises(UnusableError, match=r"is cut off: it lacks|cannot be read, it may be damaged") as error:
+            read_audio(Utterance("a", "train", "s", "YES", path))
+        assert error.value.reason == ("damaged audio" if kind == "FLAC" else "truncated audio")
+
+
+@needs_soundfile
+@pytest.mark.parametrize("kind", ["AIFF", "AU", "CAF", "MP3", "OGG", "RF64", "W64"])
+def test_formats_that_may_be_cut_off_unnoticed_are_refused(tmp_path: Path, kind: str) -> None:
+    import soundfile
+
+    soundfile.write(tmp_path / "audio", 0.1 * torch.randn(3200).numpy(), 16_000, format=kind)
+    with pytest.raises(UnusableError, match=f"audio is {kind}, .*; convert it to FLAC or WAV") as error:
+        read_audio(Utterance("a", "train", "s", "YES", tmp_path / "audio"))
+    assert error.value.reason == "audio format"
+
+
+@needs_soundfile
+def test_audio_that_does_not_say_what_it_is(tmp_path: Path) -> None:
+    """A file of samples alone, a FLAC without its length, and compressed SPHERE, which soundfile does not read."""
+    (tmp_path / "a.raw").write_bytes(bytes(6400))
+    rewrite(tmp_path / "a.flac", torch.rand(3200) - 0.5)
+    content = bytearray((tmp_path / "a.flac").read_bytes())
+    content[21] &= 0xF0  # the number of samples is in the last 36 bits of these five bytes
+    content[22:26] = bytes(4)
+    (tmp_path / "a.flac").write_bytes(content)
+    fields = "sample_count -i 900\nsample_rate -i 16000\nsample_n_bytes -i 2\nchannel_count -i 1\n"
+    coding = "sample_byte_format -s2 10\nsample_coding -s26 pcm,embedded-shorten-v2.00\nend_head\n"
+    (tmp_path / "a.wv1").write_bytes(f"NIST_1A\n   1024\n{fields}{coding}".encode().ljust(1024, b"\0") + bytes(900))
+    for name, reason, message in (
+        ("a.raw", "damaged audio", r"a.raw cannot be read"),
+        ("a.flac", "audio format", r"a.flac does not say how long it is; convert it"),
+        ("a.wv1", "damaged audio", r"a.wv1 cannot be read.*unimplemented format"),
+    ):
+        with pytest.raises(UnusableError, match=message) as error:
+            read_audio(Utterance("a", "train", "s", "YES", tmp_path / name))
+        assert error.value.reason == reason
+
+
+@needs_soundfile
+def test_audio_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    rewrite(tmp_path / "a.wav", torch.zeros(3200))
+    (tmp_path / "folder.wav").mkdir()
+    monkeypatch.setattr(Path, "open", refuse)
+    for name, message in (
+        ("a.wav", r"a.wav cannot be read: Permission denied"),
+        ("folder.wav", r"folder.wav must be a file, but is a folder"),
+        (f"{500 * 'a'}.wav", r"a.wav cannot be read: File name too long"),
+    ):
+        with pytest.raises(UnusableError, match=message) as error:
+            read_audio(Utterance("a", "train", "s", "YES", tmp_path / name))
+        assert error.value.reason == "unreadable file"
 
 
 @needs_soundfile

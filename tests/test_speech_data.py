@@ -1,6 +1,8 @@
 """Speech: labels, the features of a corpus and their file, and batches."""
 
 import csv
+import dataclasses
+import math
 import os
 import shutil
 import sys
@@ -15,7 +17,7 @@ from rotationout.experiments import processes
 from rotationout.experiments.problems import counts
 from rotationout.experiments.speech import batches, features
 from rotationout.experiments.speech.batches import Speech, bucketed, select, without_speakers
-from rotationout.experiments.speech.corpus import read_manifest
+from rotationout.experiments.speech.corpus import read_corpus, read_manifest
 from rotationout.experiments.speech.text import ALPHABET, WSJ_ALPHABET, decode, encode, frames_needed
 
 
@@ -90,6 +92,50 @@ def test_features_are_normalised_by_speaker_and_kept(corpus: Path, tmp_path: Pat
 
 
 @needs_soundfile
+@pytest.mark.parametrize("absurd", [1e30, -3e38])
+def test_an_absurd_sample_does_not_spread_over_its_speaker(
+    corpus: Path, absurd: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = 0.01 * torch.randn(4000)
+    samples[2000] = absurd
+    rewrite(corpus / "train" / "u04.wav", samples, subtype="FLOAT")
+    found = features.open_corpus(corpus)
+    assert found.frames.isfinite().all()
+    assert counts(found.problems) == {"damaged audio": 1}
+    assert f"u04.wav must have samples of about −1 to 1, got one of ±{abs(absurd):.3g}" in capsys.readouterr().err
+
+
+@needs_soundfile
+def test_features_of_a_speaker_who_is_never_heard_are_finite(corpus: Path) -> None:
+    """Nor do features that do not vary at all, or that one click spreads far, become anything but numbers."""
+    for number in range(0, 24, 4):
+        rewrite(corpus / "train" / f"u{number:02}.wav", torch.zeros(4000), subtype="FLOAT")
+    click = torch.zeros(4000)
+    click[2000] = 1e15
+    rewrite(corpus / "train" / "u01.wav", click, subtype="FLOAT")
+    found = features.open_corpus(corpus)
+    assert len(found) == 24
+    assert found.frames.isfinite().all()
+    assert not found.frames[: int(found.lengths[0])].any()
+
+
+@needs_soundfile
+def test_an_unreadable_file_is_not_kept_as_such(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When permission is given, neither size nor time of the file changes."""
+    path = corpus / "train" / "u05.wav"
+    (corpus / "train" / "u05.wav").rename(corpus / "train" / "there.wav")
+    path.mkdir()
+    assert counts(features.open_corpus(corpus, cache=tmp_path / "cache").problems) == {"unreadable file": 1}
+    path.rmdir()
+    (corpus / "train" / "there.wav").rename(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda file, mode: Path(file).name != "u05.wav")
+        first = features._key(read_corpus(corpus))
+    assert features._key(read_corpus(corpus)) != first
+    assert not features.open_corpus(corpus, cache=tmp_path / "cache").problems
+
+
+@needs_soundfile
 def test_features_are_computed_once_and_anew_if_the_corpus_changed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +189,9 @@ def test_features_that_are_not(tmp_path: Path) -> None:
     content = torch.load(path, weights_only=True)
     torch.save({**content, "settings": {"bands": 80}}, path)
     with pytest.raises(ValueError, match=r"holds other features \({'bands': 80}\); compute them again"):
+        features.load(path)
+    features.save(dataclasses.replace(made(2), frames=torch.full((143, 40), math.inf).half()), path)
+    with pytest.raises(ValueError, match=r"features.pt does not hold the features of a corpus, or is damaged"):
         features.load(path)
     shutil.copy(path, tmp_path / "cut.pt")
     cut(tmp_path / "cut.pt", 200)

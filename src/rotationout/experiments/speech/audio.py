@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,8 +23,15 @@ __all__ = ["FEATURES", "log_filter_banks", "read_audio"]
 SAMPLE_RATE = 16_000
 WINDOW, HOP = 400, 160
 """In samples: frames of 25 ms, one every 10 ms."""
+FORMATS = {"FLAC", "NIST", "WAV", "WAVEX"}
+"""The formats, by soundfile's names, of which a file that is cut off is noticed: of others soundfile reads what is left
+as if it were all. FLAC's decoder notices by itself, for the others there is `_missing_bytes`."""
 FEATURES = 40
 """The number of mel bands, as many as the paper's network has inputs."""
+
+CONVERT = "convert it to FLAC or WAV"
+UNKNOWN_LENGTH = 2**62
+"""soundfile's number of samples is about this, or more, if a file does not say."""
 
 
 def read_audio(utterance: Utterance) -> Tensor:
@@ -32,14 +41,19 @@ def read_audio(utterance: Utterance) -> Tensor:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("reading audio needs soundfile: pip install 'rotationout[speech]'") from error
     path = utterance.path
-    if not path.is_file():
-        raise UnusableError("missing file", f"the audio of utterance {utterance.name!r} is not at {path}")
-    _check_complete(path)
+    _check_complete(path, utterance.name)
     try:
         with soundfile.SoundFile(path) as file:
             rate, channels, length = file.samplerate, file.channels, file.frames
             start = round(utterance.start * rate)
             stop = length if utterance.end is None else round(utterance.end * rate)
+            if file.format not in FORMATS:
+                raise UnusableError(
+                    "audio format",
+                    f"{path} is {file.format}, of which it cannot be told whether it is whole; {CONVERT}",
+                )
+            if length >= UNKNOWN_LENGTH:
+                raise UnusableError("audio format", f"{path} does not say how long it is; {CONVERT}")
             if rate != SAMPLE_RATE:
                 raise UnusableError("sample rate", f"{path} must be at {SAMPLE_RATE} Hz, got {rate} Hz; resample it")
             if channels != 1:
@@ -52,21 +66,44 @@ def read_audio(utterance: Utterance) -> Tensor:
                 )
             file.seek(start)
             samples = torch.from_numpy(file.read(stop - start, dtype="float32"))
-    except soundfile.SoundFileError as error:
+    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: ".raw", which has no header
         raise UnusableError("damaged audio", f"{path} cannot be read, it may be damaged: {error}") from error
     if samples.numel() != stop - start or not bool(samples.isfinite().all()):
         raise UnusableError("damaged audio", f"{path} has samples missing, or some that are not numbers")
     return samples
 
 
-def _check_complete(path: Path) -> None:
-    """Check that a WAV file is as long as its header says: soundfile reads a truncated one as a shorter one."""
-    with path.open("rb") as file:
-        head = file.read(8)
-    size = int.from_bytes(head[4:], "little")
-    streamed = size in (0, 0xFFFFFFFF) or size >= 0x7FFFF000  # written by a program that did not know the length
-    if head[:4] == b"RIFF" and not streamed and path.stat().st_size < size + 8:
-        raise UnusableError("truncated audio", f"{path} is cut off: it lacks {size + 8 - path.stat().st_size} bytes")
+def _check_complete(path: Path, name: str) -> None:
+    """Check that the audio of utterance ``name`` is there, can be read, and is as long as its header says."""
+    try:
+        if not path.exists():
+            raise UnusableError("missing file", f"the audio of utterance {name!r} is not at {path}")
+        if not path.is_file():
+            raise UnusableError("unreadable file", f"{path} must be a file, but is a folder or a device")
+        with path.open("rb") as file:
+            missing = _missing_bytes(file.read(1024), path.stat().st_size)
+    except OSError as error:
+        raise UnusableError("unreadable file", f"{path} cannot be read: {error.strerror}") from error
+    if missing > 0:
+        raise UnusableError("truncated audio", f"{path} is cut off: it lacks {missing} bytes")
+
+
+def _missing_bytes(head: bytes, size: int) -> int:
+    """How many bytes a WAV or NIST file lacks, given its first ones: soundfile reads a truncated one as a shorter one.
+
+    Not more than 0 if it is whole, if its header does not say, or if it is in another format.
+    """
+    order: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big"}
+    if head[:4] in order:
+        said = int.from_bytes(head[4:8], order[head[:4]])
+        streamed = said == 0 or said >= 0x7FFFF000  # written by a program that did not know the length
+        return 0 if streamed else said + 8 - size
+    nist = re.match(rb"NIST_1A\s+(\d+)\s", head)
+    if nist and b"embedded-" not in head:  # those are compressed, which soundfile does not read
+        fields = {name: int(value) for name, value in re.findall(rb"(?m)^(sample_\w+|channel_count) -\w+ (\d+)$", head)}
+        width = fields.get(b"sample_n_bytes", 0) * fields.get(b"channel_count", 1)
+        return int(nist[1]) + width * fields.get(b"sample_count", 0) - size
+    return 0
 
 
 def log_filter_banks(samples: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,8 @@ from .corpus import Utterance, read_corpus
 __all__ = ["Features", "compute", "load", "open_corpus", "save"]
 
 SETTINGS = {"bands": FEATURES, "window": WINDOW, "hop": HOP, "rate": SAMPLE_RATE, "normalised": "speaker", "version": 1}
+CHECKS = 2
+"""Changes whenever audio is refused that was accepted before: cached features are then computed again."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,13 @@ def _bands(utterance: Utterance) -> Tensor:
         raise UnusableError(
             "too short", f"{utterance.path} must have at least {WINDOW} samples, one frame, got {samples.numel()}"
         )
-    return log_filter_banks(samples)
+    bands = log_filter_banks(samples)
+    if not bool(bands.isfinite().all()):  # normalisation would spread this over all of the speaker
+        most = float(samples.abs().max())
+        raise UnusableError(
+            "damaged audio", f"{utterance.path} must have samples of about −1 to 1, got one of ±{most:.3g}"
+        )
+    return bands
 
 
 def _normalised(spoken: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -147,6 +156,8 @@ def load(path: Path | str) -> Features:
         problems = [Problem(**problem) for problem in content.pop("problems")]
         features = Features(**content, problems=problems)
         sound = int(features.lengths.sum()) == len(features.frames) and len(features.lengths) == len(features)
+        if not bool(features.frames.isfinite().all()):
+            raise ValueError("it has features that are not finite")
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"{path} does not hold the features of a corpus, or is damaged; it must be a file that `rotationout "
@@ -173,8 +184,9 @@ def _with_splits(features: Features, splits: Sequence[str] | None, source: Path)
 
 def _key(utterances: Sequence[Utterance]) -> str:
     """A hash of all that the features depend on: the settings, the corpus, and size and time of each of its files."""
-    stats = {path: path.stat() for path in {u.path for u in utterances} if path.is_file()}
+    paths = {utterance.path for utterance in utterances}
+    stats = {path: path.stat() for path in paths if os.access(path, os.R_OK) and path.is_file()}
     files = [(stats[u.path].st_size, stats[u.path].st_mtime_ns) if u.path in stats else None for u in utterances]
     listed = [[str(value) for value in vars(u).values()] for u in utterances]
-    text = json.dumps([SETTINGS, listed, files])
+    text = json.dumps([SETTINGS, CHECKS, listed, files])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
