@@ -67,6 +67,8 @@ def test_cocos_layout_has_a_folder_for_each_split(tmp_path: Path) -> None:
         ([10, 10, 5], "malformed box"),
         ([10, 10, 5, float("nan")], "malformed box"),
         ([10, 10, 5, "5"], "malformed box"),
+        ([10**400, 10, 5, 5], "malformed box"),
+        ([10, -(10**400), 5, 5], "malformed box"),
         (None, "malformed box"),
     ],
 )

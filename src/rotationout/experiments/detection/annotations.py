@@ -10,7 +10,8 @@ table in `rotationout.experiments.detection` lists all cases.
 from __future__ import annotations
 
 import json
-import math
+import reprlib
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,8 @@ def corners(bbox: Any, width: float, height: float) -> tuple[float, float, float
     (10.0, 20.0, 35.0, 60.0)
     """
     numbers = isinstance(bbox, list) and len(bbox) == 4 and all(isinstance(v, int | float) for v in bbox)
-    if not numbers or not all(math.isfinite(value) for value in bbox):
-        raise UnusableError("malformed box", f"bbox must be four numbers, got {bbox!r}")
+    if not numbers or not all(abs(value) <= sys.float_info.max for value in bbox):  # also of NaN, and of huge integers
+        raise UnusableError("malformed box", f"bbox must be four numbers, got {reprlib.repr(bbox)}")
     x, y, w, h = map(float, bbox)
     if min(w, h) < LEAST_SIDE:
         raise UnusableError("box without size", f"width and height of bbox must be positive, got {bbox!r}")
