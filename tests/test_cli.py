@@ -110,6 +110,12 @@ MISTAKES = [
     ("train an4 --data . --p 0.3", 2, "'--p': has no effect: the row 'none' has no noise; choose another with --row"),
     ('train an4 --data . --noise dropout --noise-options {"nothing":1}', 2, "noise 'dropout' has no option 'nothing'"),
     ("score bccd --data .", 1, "there are no records of bccd in results yet; if they are elsewhere, give --results"),
+    (
+        "score bccd_steps=6 --data .",
+        1,
+        "there are no records of bccd_steps=6 in results yet; if they are elsewhere, give",
+    ),
+    ("score bccd_steps=6 --data .", 1, "or run rotationout train bccd --data PATH"),
     ("score an4 --data .", 2, "must be one of 'bccd', 'coco', got 'an4'"),
     ("score bccd --data nowhere", 2, "'nowhere' does not exist"),
     ("train an4 --data . --p 2 --steps 3", 2, "'--p': p is a drop probability and must be in [0, 1)"),

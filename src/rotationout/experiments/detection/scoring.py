@@ -92,9 +92,11 @@ def score_records(folder: Path, recipe: str, data: Path, *, again: bool = False)
     found: dict[Path, dict[str, float]] = {}
     paths = results.record_files(folder / recipe)
     if not paths:
+        from ...recipes import name_of  # recipes use this package
+
         raise FileNotFoundError(
             f"there are no records of {recipe} in {folder} yet; if they are elsewhere, give --results, or run "
-            f"rotationout train {recipe} --data PATH"
+            f"rotationout train {name_of(recipe) or recipe} --data PATH"
         )
     for path in paths:
         record = results.read_record(path)
