@@ -85,6 +85,31 @@ def test_packed_files_are_the_same_files(tmp_path: Path, capsys: pytest.CaptureF
         open_split(tmp_path / "packed", "val")
 
 
+def test_what_cannot_be_read_is_packed_as_an_empty_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So training leaves out the same images from folders and from packed files."""
+    root = data_set(tmp_path / "data", train=15)
+    for label, what in enumerate(("a broken link", "a folder")):
+        path = root / "train" / f"n{label}" / "03.JPEG"
+        path.unlink()
+        path.mkdir() if what == "a folder" else path.symlink_to(tmp_path / "nowhere.jpg")
+    assert cli.main(["images", str(root), str(tmp_path / "packed")]) == 0
+    told = capsys.readouterr().err
+    assert "train, n0/03.JPEG is missing; it is packed as an empty file, which is left out" in told
+    assert "train, n1/03.JPEG cannot be read: " in told
+    found = {}
+    for place in ("data", "packed"):
+        images = hold(open_split(tmp_path / place, "train"), 16, 16, CPU)
+        found[place] = images.pixels
+        assert [problem.name for problem in images.problems] == ["n0/03.JPEG", "n1/03.JPEG"]
+    assert torch.equal(found["data"], found["packed"])
+    for number in range(2):
+        (root / "train" / "n0" / f"{number:02}.JPEG").unlink()
+        (root / "train" / "n0" / f"{number:02}.JPEG").mkdir()
+    assert cli.main(["images", str(root), str(tmp_path / "again")]) == 1
+    assert "4 of 30 images of 'train' cannot be used" in capsys.readouterr().err
+    assert not (tmp_path / "again" / "train.pt").exists()
+
+
 def test_folders_that_are_wrong_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileNotFoundError, match="the path must be that of a folder with train/<class>/<image>"):
         open_split(tmp_path, "train")

@@ -26,7 +26,8 @@ def images(
 ) -> None:
     """Pack folders of images into one file per split, which is quicker to copy to another machine.
 
-    The images are packed unchanged and unchecked; training leaves out those that are damaged.
+    The images are packed unchanged and unchecked; training leaves out those that are damaged. A file
+    that cannot be read is packed as an empty one, which training leaves out too.
 
     Example:
         rotationout images IMAGEWOOF out/imagewoof

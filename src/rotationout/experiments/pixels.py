@@ -16,7 +16,7 @@ from .problems import Problem, UnusableError, refuse_if_many, report_all
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MEAN", "STD", "Normalize", "decode", "read_all", "to_tensor"]
+__all__ = ["MEAN", "STD", "Normalize", "decode", "fetch", "read_all", "to_tensor"]
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """Mean and standard deviation of ImageNet's training pixels per channel, on the scale of bytes, from torchvision."""
@@ -42,12 +42,7 @@ def decode(name: str, read: Callable[[], bytes]) -> tuple[Image, bool]:
             "images are decoded by Pillow, part of the extra 'vision': pip install 'rotationout[vision]'"
         ) from error
 
-    try:
-        content = read()
-    except FileNotFoundError as error:
-        raise UnusableError("missing image", f"{name} is missing") from error
-    except OSError as error:
-        raise UnusableError("unreadable file", f"{name} cannot be read: {error}") from error
+    content = fetch(name, read)
     if not content:
         raise UnusableError("empty file", f"{name} is empty")
     try:
@@ -57,6 +52,16 @@ def decode(name: str, read: Callable[[], bytes]) -> tuple[Image, bool]:
         raise UnusableError("no image", f"{name} is not an image in a format that Pillow knows") from error
     except Exception as error:  # a damaged file can raise anything
         raise UnusableError("damaged image", f"{name} is damaged or cut off: {error}") from error
+
+
+def fetch(name: str, read: Callable[[], bytes]) -> bytes:
+    """The bytes of an image's file, as ``read`` returns them; an `UnusableError` if they cannot be read."""
+    try:
+        return read()
+    except FileNotFoundError as error:
+        raise UnusableError("missing image", f"{name} is missing") from error
+    except OSError as error:
+        raise UnusableError("unreadable file", f"{name} cannot be read: {error}") from error
 
 
 def to_tensor(image: Image) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,14 @@ class UnusableError(ValueError):
         return Problem(split, name, self.reason, str(self))
 
 
-def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str], things: str) -> None:
-    """An error if more than a tenth of a split is bad; ``splits`` has the split of every example, good or bad."""
+def refuse_if_many(problems: Iterable[Problem], splits: Iterable[str] | Mapping[str, int], things: str) -> None:
+    """An error if more than a tenth of a split is bad.
+
+    Args:
+        problems: the problems of all bad examples.
+        splits: the split of every example, good or bad; or how many examples each split has.
+        things: what the examples are, for the message.
+    """
     bad: dict[str, list[Problem]] = {}
     for problem in problems:
         bad.setdefault(problem.split, []).append(problem)

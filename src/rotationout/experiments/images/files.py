@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..pixels import decode
+from ..pixels import decode, fetch
+from ..problems import Problem, UnusableError, refuse_if_many
 from ..results import check_readable, write_whole
 
 if TYPE_CHECKING:
@@ -125,11 +127,14 @@ def check_classes(train: Files, test: Files) -> None:
 
 
 def pack(path: Path | str, folder: Path, splits: Sequence[str] = ("train", "val")) -> list[Path]:
-    """Pack the undecoded files of some splits into ``folder/<split>.pt``; the paths written."""
+    """Pack the undecoded files of some splits into ``folder/<split>.pt``; the paths written.
+
+    A file that cannot be read, as a broken link, is reported and packed as an empty one: training leaves out that, too.
+    """
     written = []
     for split in splits:
         files = open_split(path, split)
-        pieces = [files.read(index) for index in range(len(files))]
+        pieces = _contents(files)
         content = {
             "version": VERSION,
             **{name: getattr(files, name) for name in ("split", "classes", "names", "labels")},
@@ -140,6 +145,21 @@ def pack(path: Path | str, folder: Path, splits: Sequence[str] = ("train", "val"
         write_whole(target, partial(torch.save, content))
         written.append(target)
     return written
+
+
+def _contents(files: Files) -> list[bytes]:
+    """The bytes of all files of a split, none for those that cannot be read."""
+    pieces: list[bytes] = []
+    problems: list[Problem] = []
+    for index, name in enumerate(files.names):
+        try:
+            pieces.append(fetch(name, partial(files.read, index)))
+        except UnusableError as error:
+            pieces.append(b"")
+            problems.append(error.problem(files.split, name))
+            print(f"{files.split}, {error}; it is packed as an empty file, which is left out", file=sys.stderr)
+    refuse_if_many(problems, {files.split: len(files)}, "images")
+    return pieces
 
 
 def _load(path: Path, split: str) -> Packed:
