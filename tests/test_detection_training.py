@@ -11,6 +11,7 @@ from tests.detection_album import edit, needs_bccd, needs_pycocotools, some_of_b
 from tests.training_runs import _one_thread as _one_thread  # a fixture
 from tests.training_runs import assert_resumes, assert_tests_in_eval_mode, finish
 from torch import nn
+from torchvision.io import write_png
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from rotationout import cli
@@ -236,6 +237,40 @@ def test_what_is_left_out_is_in_the_record(
     said = capsys.readouterr().err
     assert "train, train_2.png, box 4: width and height of bbox must be positive, got [5, 5, 0, 9]" in said
     assert said.count("train, train_3.png is damaged or cut off") == 2, "once for each run"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_pictures_show_images_that_could_be_read(held: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """The first test image would be shown, if it were not cut off."""
+    monkeypatch.setattr(streamed, "workers", lambda: 0)
+    root = write_album(tmp_path / "album", {"train": 4, "test": 11})
+    path = root / "images" / "test_0.png"
+    path.write_bytes(path.read_bytes()[:2000])
+    settings = config("none", held=held, steps=2)
+    assert sweep.sweep([settings], maker(root, CPU), folder=tmp_path, checkpoints=tmp_path / "c") == []
+    record = json.loads(results.record_path(tmp_path, settings).read_text())
+    assert [image["name"] for image in record["shown"]] == [f"test_{number}.png" for number in (1, 3, 5, 7)]
+
+
+def test_pictures_of_images_in_grey_that_are_damaged_or_without_any_box(tmp_path: Path) -> None:
+    records = [record("none", 0, 50.0), record("rotation", 0, 51.0)]
+    for made in records:
+        for shown, name in zip(made["shown"], ("grey.png", "cut.png"), strict=True):
+            shown.update(name=name, size=[8, 6], true=[], seen=[])
+    (tmp_path / "images").mkdir()
+    grey = torch.arange(48, dtype=torch.uint8).view(1, 8, 6)
+    write_png(grey, str(tmp_path / "images" / "grey.png"))
+    content = (tmp_path / "images" / "grey.png").read_bytes()
+    (tmp_path / "images" / "cut.png").write_bytes(content[: len(content) // 2])
+    drawing = seen_boxes("bccd", records, tmp_path)
+    figure = drawing.draw(drawing.compute())
+    assert len(figure.axes) == 3 * 2
+    whole_image, cut_off = figure.axes[:2]
+    (image,) = whole_image.get_images()
+    assert torch.equal(torch.tensor(image.get_array()), grey[0].unsqueeze(-1).expand(-1, -1, 3)), "not in false colours"
+    assert not cut_off.get_images()
+    assert [text.get_text() for text in cut_off.texts] == ["damaged image"]
+    write([drawing], tmp_path / "figures")
 
 
 def test_an_image_that_cannot_be_read_counts_for_nothing(album: Path) -> None:

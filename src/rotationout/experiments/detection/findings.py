@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -33,14 +34,16 @@ def as_rows(split: Split, index: int, seen: dict[str, Tensor], window: int) -> T
     return torch.column_stack([images, kinds, boxes[:, :2], sizes, seen["scores"].double().cpu()])
 
 
-def examples(split: Split, found: Tensor) -> list[dict[str, Any]]:
+def examples(split: Split, found: Tensor, bad: Collection[str] = ()) -> list[dict[str, Any]]:
     """A few images, evenly spread over the split, with their true boxes and their detections above a score.
 
-    A box is the name of its category, left, top, right and bottom; a detection has its score after that.
+    None of them is among the ``bad`` images, by name, which could not be read. A box is the name of its category, left,
+    top, right and bottom; a detection has its score after that.
     """
     names = list(split.categories.values())
     shown = []
-    for index in range(0, len(split), max(1, len(split) // SHOWN))[:SHOWN]:
+    usable = [index for index, path in enumerate(split.paths) if path.name not in bad]
+    for index in usable[:: max(1, len(usable) // SHOWN)][:SHOWN]:
         boxes, labels = split.boxes_of(index)
         mine = found[(found[:, 0] == split.ids[index]) & (found[:, 6] >= SURE)][:MOST_SHOWN].tolist()
         shown.append(

@@ -101,7 +101,7 @@ class Detection(VisionRun[Windows]):
             "test_boxes": sum(boxes[test.name]),
             **problems.facts([*train.problems, *test.problems, *read_problems]),
             "converted": self.data.train.converted + self.data.test.converted + len(converted),
-            "shown": examples(test, self.found),
+            "shown": examples(test, self.found, {name for split, name in bad if split == test.name}),
         }
 
     @property

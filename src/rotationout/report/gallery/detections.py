@@ -14,6 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from ...experiments.detection.annotations import image_folder
+from ...experiments.pixels import decode
+from ...experiments.problems import UnusableError
 from ..style import PALETTE, STYLE
 from . import Columns, Drawing
 
@@ -32,24 +34,27 @@ def seen_boxes(recipe: str, records: Sequence[dict[str, Any]], data: Path | None
     Args:
         recipe: whose records they are.
         records: their ``shown`` is what is drawn.
-        data: the data set, for the images; without it boxes are drawn on blank ones.
+        data: the data set, for the images; without it boxes are drawn on blank ones. An image that cannot be used is
+            blank too, and says why.
     """
     first = {record["row"]: record for record in reversed(records)}  # of each row the first seed
     rows = [row for row in ROWS if row in first] or [records[0]["row"]]
     seers = " and with ".join(NAMES.get(row, row) for row in rows)
+    shown = [image for row in rows for image in first[row]["shown"]]
+    images = list(dict.fromkeys((image["name"], *image["size"]) for image in shown))
     folder = None if data is None else image_folder(data, records[0]["config"]["test_split"])
     return Drawing(
         name=f"detections_{recipe}",
         title=f"Detections on {recipe}",
         caption=f"Test images: true boxes on top, then detections (score at least 0.3) after training with {seers}.",
         compute=partial(_boxes, [first[row] for row in rows]),
-        draw=partial(_draw, seers=["true", *rows], folder=folder),
+        draw=partial(_draw, seers=["true", *rows], images=images, folder=folder),
     )
 
 
 def _boxes(records: Sequence[dict[str, Any]]) -> Columns:
     lines: list[tuple[Any, ...]] = []
-    for image in records[0]["shown"]:
+    for image in {image["name"]: image for record in records for image in record["shown"]}.values():
         lines += [(image["name"], *image["size"], "true", *box, 1.0) for box in image["true"]]
     for record in records:
         for image in record["shown"]:
@@ -58,42 +63,45 @@ def _boxes(records: Sequence[dict[str, Any]]) -> Columns:
     return {name: [line[k] for line in lines] for k, name in enumerate(names)}
 
 
-def _draw(columns: Columns, seers: Sequence[str], folder: Path | None) -> Figure:
+def _draw(
+    columns: Columns, seers: Sequence[str], images: Sequence[tuple[str, int, int]], folder: Path | None
+) -> Figure:
     lines: list[dict[str, Any]] = [
         dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)
     ]
-    images = list(dict.fromkeys(line["image"] for line in lines))
     kinds = list(dict.fromkeys(line["category"] for line in lines))
     colour = {kind: PALETTE[COLOURS[k % len(COLOURS)]] for k, kind in enumerate(kinds)}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(2.4 * max(len(images), 2), 1.9 * len(seers) + 0.5), layout="constrained")
-        grid = figure.subplots(len(seers), len(images), squeeze=False)
-        for across, image in enumerate(images):
+        grid = figure.subplots(len(seers), max(1, len(images)), squeeze=False)
+        for across, (image, height, width) in enumerate(images):
             for down, seer in enumerate(seers):
                 axes = cast(Axes, grid[down][across])
-                mine = [line for line in lines if line["image"] == image]
-                _background(axes, folder, mine[0])
-                for line in mine:
-                    if line["by"] == seer:
+                _background(axes, None if folder is None else folder / image, height, width)
+                for line in lines:
+                    if (line["image"], line["by"]) == (image, seer):
                         _outline(axes, line, colour[line["category"]])
                 if across == 0:
                     axes.set_ylabel(NAMES.get(seer, seer))
                 if down == 0:
-                    axes.set_title(str(image), fontsize=7)
+                    axes.set_title(image, fontsize=7)
         handles = [Line2D([], [], color=colour[kind], label=str(kind)) for kind in kinds]
         figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(handles)))
     return figure
 
 
-def _background(axes: Axes, folder: Path | None, line: dict[str, Any]) -> None:
-    name, height, width = line["image"], line["height"], line["width"]
+def _background(axes: Axes, file: Path | None, height: int, width: int) -> None:
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_visible(True)
-    if folder is not None and (folder / name).is_file():
-        from matplotlib.image import imread
-
-        axes.imshow(imread(folder / name), extent=(0, width, height, 0))
+    if file is None:
+        return
+    try:
+        image, _ = decode(file.name, file.read_bytes)  # in RGB, as training sees it
+    except UnusableError as error:
+        axes.text(width / 2, height / 2, error.reason, ha="center", va="center", fontsize=7)
+    else:
+        axes.imshow(image, extent=(0, width, height, 0))
 
 
 def _outline(axes: Axes, line: dict[str, Any], colour: str) -> None:
