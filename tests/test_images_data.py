@@ -371,7 +371,7 @@ def test_a_bad_image_found_while_reading_is_left_out_of_its_batch(
         spoil(root / "train" / "n0" / f"{number:02}.JPEG", "empty file")
     source = read(root, rows=24)
     source.begin(plan.unsqueeze(0))
-    with pytest.raises(ValueError, match="3 of 24 images of 'train' cannot be used"):
+    with pytest.raises(ValueError, match="4 of 24 images of 'train' cannot be used"):
         source.take(0)
 
 

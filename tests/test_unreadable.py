@@ -16,6 +16,7 @@ from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a 
 from tests.training_runs import _one_thread as _one_thread  # a fixture
 from tests.training_runs import assert_resumes, assert_tests_in_eval_mode
 
+from rotationout.experiments import streamed
 from rotationout.experiments.detection import training
 from rotationout.experiments.images.files import open_split
 from rotationout.experiments.images.loaded import LoadedImages
@@ -61,6 +62,17 @@ class Task:
                 spoil(self.root / "train" / f"n{label}" / f"{place:02}.JPEG", "damaged image")
             else:
                 spoil(self.root / "images" / f"train_{number}.png", "damaged image")
+
+    def spoil_tests(self, count: int, bad: int) -> None:
+        """Have so many test images, the first of them cut off."""
+        shutil.rmtree(self.root)
+        if self.name == "images":
+            data_set(self.root, train=COUNT // 2, val=count // 2)
+        else:
+            write_album(self.root, {"train": COUNT, "test": count})
+        for number in range(bad):
+            file = f"val/n0/{number:02}.JPEG" if self.name == "images" else f"images/test_{number}.png"
+            spoil(self.root / file, "damaged image")
 
 
 @pytest.fixture(params=["images", "detection"])
@@ -126,6 +138,56 @@ def test_a_resumed_run_ends_bit_identical(task: Task, tmp_path: Path) -> None:
     task.spoil([3, 5])
     whole, resumed = assert_resumes(lambda: task.run("rotation block", batch=8, steps=5), 2, tmp_path)
     assert resumed.facts["skipped"] == whole.facts["skipped"] == {"train": {"damaged image": 2}}
+
+
+def test_a_bad_test_split_is_refused_before_the_first_step(task: Task) -> None:
+    """The first test, at the end of an epoch, is too late: there may be no checkpoint yet."""
+    task.spoil_tests(20, bad=3)
+    run = task.run(batch=2)
+    with pytest.raises(ValueError, match=r"3 of 20 images of '(val|test)' cannot be used, more than one in ten"):
+        run.advance()
+    assert run.step == 0
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2, 3])
+def test_a_sample_tells_whether_all_test_images_are_looked_at(
+    bad: int, task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 20 images 10 are in the sample: a bad one makes all be read, and their number decides."""
+    monkeypatch.setattr(streamed, "SAMPLE", 10)
+    task.spoil_tests(20, bad)
+    source = task.run(batch=2).test_source
+    reader, seen = vars(source)["reader"], []
+    read = type(reader).read
+
+    def noted(self: Any, row: Any) -> Any:
+        seen.append(row[0])
+        return read(self, row)
+
+    monkeypatch.setattr(type(reader), "read", noted)
+    if bad == 3:
+        with pytest.raises(ValueError, match="3 of 20 images"):
+            source.check()
+    else:
+        source.check()
+    assert sorted(set(seen)) == list(range(0, 20, 1 if bad else 2))
+    told = capsys.readouterr().err
+    assert told.count("it is left out") == len(source.problems) == bad
+
+
+def test_what_the_look_at_test_images_finds_is_told_once(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a run that is resumed does not look again, as it has found out."""
+    task.spoil_tests(20, bad=1)
+    run = task.run(batch=2, steps=2)
+    while not run.finished:
+        run.advance()
+    assert capsys.readouterr().err.count("it is left out") == 1
+    assert list(run.facts["skipped"].values()) == [{"damaged image": 1}]
+    resumed = task.run(batch=2, steps=3)
+    resumed.restore(run.state())
+    resumed.test_source.check = lambda: pytest.fail("it looks again")  # type: ignore[method-assign]
+    resumed.advance()
+    assert not capsys.readouterr().err
 
 
 def test_padding_of_the_last_test_batch_leaves_no_trace(task: Task) -> None:

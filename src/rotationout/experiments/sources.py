@@ -54,6 +54,9 @@ class Source(abc.ABC):
     def fixed_plan(self) -> Tensor:
         """The plan of a test: all images in their order, with fixed crops, (images, columns)."""
 
+    def check(self) -> None:  # noqa: B027 - images that are held have been read
+        """An error if more than a tenth of the images are bad, as far as a quick look at some of them can tell."""
+
     @abc.abstractmethod
     def begin(self, batches: Tensor) -> None:
         """Prepare for these batches of a plan, (batches, rows, columns), on the CPU. Rows may be `NO_IMAGE`."""

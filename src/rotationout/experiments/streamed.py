@@ -4,6 +4,9 @@ The row of the plan alone decides how an image is cropped. So it does not matter
 are, or whether the run was resumed. An image that turns out to be bad is reported when it is read. Its row of the batch
 then shows another image of the split, cropped alike, because the network computes batch statistics from all rows. The
 targets of that row are those of `NO_IMAGE`: it does not count in the loss. The row of the plan decides this, too.
+
+If more than a tenth of a split is bad, the run ends as soon as so many have been read. Of the test split that would be
+at the end of an epoch, so a run begins with a look at it: `Streamed.check`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import abc
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -20,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .problems import Problem, UnusableError, refuse_if_many, report
+from .pixels import MOST_THREADS
+from .problems import MOST_BAD, Problem, UnusableError, refuse_if_many, report, report_all
 from .sources import NO_IMAGE, Source
 
 __all__ = ["Reader", "Streamed", "workers"]
@@ -29,6 +34,12 @@ MOST_WORKERS = 16
 SPREAD = 10
 """In the place of a bad image those are tried that come 1/10, 2/10, … of the split later: bad images are often side by
 side. As a split with more than a tenth of bad images is refused, it is very unlikely that all of these are bad."""
+
+SAMPLE = 200
+"""How many images of a split are read, at most, to find out whether it is fit to be used."""
+SUSPICIOUS = MOST_BAD / 2
+"""The share of bad images in this sample from which all are read: so a split that is not fit is noticed almost surely,
+and one that is fit is not refused for its sample."""
 
 Tensors = tuple[Tensor, ...]
 WorkerBatch = tuple[Tensors | None, list[Problem], list[str]]
@@ -117,7 +128,7 @@ class Streamed(Source):
         made, problems, converted = next(self._iterator)
         self._taken = place
         self.converted.update(converted)
-        self._note(problems)
+        self._note(problems, _report_each)
         if made is None:
             raise ValueError(
                 f"no image of {self.split!r} was found that can be used in the place of a bad one; the last that was "
@@ -135,16 +146,42 @@ class Streamed(Source):
         self._iterator = None
         vars(self).pop("_loader", None)
 
-    def _note(self, problems: Sequence[Problem]) -> None:
-        """Report problems that have not been reported before."""
+    def check(self) -> None:
+        """Read a sample of the images, evenly spread; if many of these are bad, all; an error if too many are bad.
+
+        All processes read the same images. What is bad is reported by the first of them, and not again later.
+        """
+        plan, left_out = self.fixed_plan(), len(self.reader.left_out)
+        sample = plan[:: -(-len(plan) // SAMPLE)]
+        self._try(sample)
+        expected = left_out + len(plan) * len(self.problems) / len(sample)
+        if len(sample) < len(plan) and expected > SUSPICIOUS * (left_out + len(plan)):
+            self._try(plan)
+
+    def _try(self, rows: Tensor) -> None:
+        """Read the images of some rows of a plan, only to find out which are bad."""
+
+        def attempt(row: Sequence[Any]) -> list[Problem]:
+            number = int(row[0])
+            try:
+                self.reader.read([number, *row[1:]])
+            except UnusableError as error:
+                return [error.problem(self.split, self.reader.names[number])]
+            return []
+
+        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+            found = [problem for problems in pool.map(attempt, rows.tolist()) for problem in problems]
+        self._note(found, report_all)
+
+    def _note(self, problems: Sequence[Problem], tell: Callable[[Iterable[Problem]], None]) -> None:
+        """Tell of problems that have not been told before, and end the run if they are too many now."""
         known = {problem.name for problem in self.problems}
-        for problem in problems:
-            if problem.name not in known:
-                known.add(problem.name)
-                report(problem)
-                self.problems.append(problem)
-                every = [*self.reader.left_out, *self.problems]
-                refuse_if_many(every, [self.split] * (len(self) + len(self.reader.left_out)), "images")
+        new = {problem.name: problem for problem in problems if problem.name not in known}
+        if new:
+            tell(new.values())
+            self.problems += new.values()
+            left_out = self.reader.left_out
+            refuse_if_many([*left_out, *self.problems], {self.split: len(self) + len(left_out)}, "images")
 
 
 class _PlanSampler:
@@ -186,6 +223,11 @@ class _Batches(Dataset[WorkerBatch]):
             converted += [f"{reader.split}/{name}"] if changed else []
             return part if number == first else (part[0], *reader.padding[1:])
         return None
+
+
+def _report_each(problems: Iterable[Problem]) -> None:
+    for problem in problems:
+        report(problem)
 
 
 def _identity(made: Any) -> Any:

@@ -91,7 +91,12 @@ class VisionRun(Run, Generic[Data]):
         )
 
     def begin_epoch(self) -> None:
-        """Draw a plan: a new order of the training images, and a random crop for each."""
+        """Draw a plan: a new order of the training images, and a random crop for each.
+
+        Before the first one, check the test images: otherwise the first test would find out, when the work is done.
+        """
+        if self.step == 0:
+            self.test_source.check()
         self.plan = self.train_source.draw(self.shuffler)
         self._follow_plan()
 

@@ -13,8 +13,9 @@ How bad data are handled:
 
 Everything that is left out is reported on stderr, and counted and named in the record of every run. Images that are
 held on the device are all decoded before the first step. For images that are read during training, of bad files
-only missing ones are noticed before it: others are found when they are read. The network then sees another image in the
-place of a bad one, so that BatchNorm's statistics are those of images, but this place does not count in the loss.
+only missing ones are noticed before it, and those in a sample of the test images (as in
+`rotationout.experiments.images`): others are found when they are read. The network then sees another image in the place
+of a bad one, so that BatchNorm's statistics are those of images, but this place does not count in the loss.
 
 Average precision counts all boxes of the test split that can be used: an image that was left out counts as one without
 detections, whether images are held or read during training.

@@ -14,6 +14,9 @@ How bad data are handled:
 Images that are held on the device are all decoded before the first step. Images that are read during training are
 decoded when they are needed. The network then sees another image in the place of a bad one, so that BatchNorm's
 statistics are those of images, but this place does not count in the loss or in a test; and a class without any usable
-image is not noticed. Every image that is left out is reported on stderr once, and counted and named in the record of
-the run. The record also says how many images were used for training and for testing, and how many were converted.
+image is not noticed. So that a bad test split is not found out by the first test, a sample of 200 of its images, evenly
+spread, is decoded before the first step; and if more than a twentieth of these are bad, all of its images.
+
+Every image that is left out is reported on stderr once, and counted and named in the record of the run. The record also
+says how many images were used for training and for testing, and how many were converted.
 """
