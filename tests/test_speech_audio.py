@@ -95,6 +95,8 @@ def test_formats_that_may_be_cut_off_unnoticed_are_refused(tmp_path: Path, kind:
 @needs_soundfile
 def test_audio_that_does_not_say_what_it_is(tmp_path: Path) -> None:
     """A file of samples alone, a FLAC without its length, and compressed SPHERE, which soundfile does not read."""
+    import soundfile
+
     (tmp_path / "a.raw").write_bytes(bytes(6400))
     rewrite(tmp_path / "a.flac", torch.rand(3200) - 0.5)
     content = bytearray((tmp_path / "a.flac").read_bytes())
@@ -104,10 +106,18 @@ def test_audio_that_does_not_say_what_it_is(tmp_path: Path) -> None:
     fields = "sample_count -i 900\nsample_rate -i 16000\nsample_n_bytes -i 2\nchannel_count -i 1\n"
     coding = "sample_byte_format -s2 10\nsample_coding -s26 pcm,embedded-shorten-v2.00\nend_head\n"
     (tmp_path / "a.wv1").write_bytes(f"NIST_1A\n   1024\n{fields}{coding}".encode().ljust(1024, b"\0") + bytes(900))
+    soundfile.write(tmp_path / "a.sph", torch.zeros(3200).numpy(), 16_000, format="NIST")
+    content = bytearray((tmp_path / "a.sph").read_bytes().replace(b"sample_count -i 3200\n", b"comment -i 3200\n     "))
+    (tmp_path / "a.sph").write_bytes(content)
     for name, reason, message in (
+        ("a.sph", "audio format", r"a.sph does not say how long it is; convert it"),
         ("a.raw", "damaged audio", r"a.raw cannot be read"),
         ("a.flac", "audio format", r"a.flac does not say how long it is; convert it"),
-        ("a.wv1", "damaged audio", r"a.wv1 cannot be read.*unimplemented format"),
+        (
+            "a.wv1",
+            "audio format",
+            r"a.wv1 is compressed NIST SPHERE, which soundfile does not read; convert it to FLAC",
+        ),
     ):
         with pytest.raises(UnusableError, match=message) as error:
             read_audio(Utterance("a", "train", "s", "YES", tmp_path / name))

@@ -81,9 +81,16 @@ def _check_complete(path: Path, name: str) -> None:
         if not path.is_file():
             raise UnusableError("unreadable file", f"{path} must be a file, but is a folder or a device")
         with path.open("rb") as file:
-            missing = _missing_bytes(file.read(1024), path.stat().st_size)
+            head, size = file.read(1024), path.stat().st_size
     except OSError as error:
         raise UnusableError("unreadable file", f"{path} cannot be read: {error.strerror}") from error
+    if head.startswith(b"NIST") and b"embedded-" in head:  # as on the discs of WSJ
+        raise UnusableError(
+            "audio format", f"{path} is compressed NIST SPHERE, which soundfile does not read; {CONVERT}"
+        )
+    missing = _missing_bytes(head, size)
+    if missing >= UNKNOWN_LENGTH:
+        raise UnusableError("audio format", f"{path} does not say how long it is; {CONVERT}")
     if missing > 0:
         raise UnusableError("truncated audio", f"{path} is cut off: it lacks {missing} bytes")
 
@@ -91,18 +98,18 @@ def _check_complete(path: Path, name: str) -> None:
 def _missing_bytes(head: bytes, size: int) -> int:
     """How many bytes a WAV or NIST file lacks, given its first ones: soundfile reads a truncated one as a shorter one.
 
-    Not more than 0 if it is whole, if its header does not say, or if it is in another format.
+    Not more than 0 if it is whole, if a WAV's header does not say, or if it is in another format; `UNKNOWN_LENGTH` if a
+    NIST file's header does not say.
     """
     order: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big"}
     if head[:4] in order:
         said = int.from_bytes(head[4:8], order[head[:4]])
         streamed = said == 0 or said >= 0x7FFFF000  # written by a program that did not know the length
         return 0 if streamed else said + 8 - size
-    nist = re.match(rb"NIST_1A\s+(\d+)\s", head)
-    if nist and b"embedded-" not in head:  # those are compressed, which soundfile does not read
-        fields = {name: int(value) for name, value in re.findall(rb"(?m)^(sample_\w+|channel_count) -\w+ (\d+)$", head)}
-        width = fields.get(b"sample_n_bytes", 0) * fields.get(b"channel_count", 1)
-        return int(nist[1]) + width * fields.get(b"sample_count", 0) - size
+    if nist := re.match(rb"NIST_1A\s+(\d+)\s", head):
+        fields = {name: int(value) for name, value in re.findall(rb"(?m)^(\w+) +-\w+ +(\d+)\s", head)}
+        factors = [fields.get(name, 0) for name in (b"sample_count", b"sample_n_bytes", b"channel_count")]
+        return int(nist[1]) + math.prod(factors) - size if all(factors) else UNKNOWN_LENGTH
     return 0
 
 
