@@ -6,7 +6,7 @@ How bad data are handled:
 |---|---|
 | no folders ``train`` and ``val`` with a folder for each class, nor files that `rotationout images` wrote | an error |
 | a class without images, or one that ``train`` and ``val`` do not both have | an error |
-| a file with an image's name that is empty, damaged, cut off or not an image | the image is left out |
+| a file with an image's name that cannot be read, is empty, damaged, cut off or no image | the image is left out |
 | a class of which no image is left, or more than a tenth of a split left out | an error |
 | an image in grey, with a palette, with transparency or in CMYK | it is converted to RGB, as torchvision does |
 | a file without the ending of an image | it is ignored |
