@@ -197,5 +197,8 @@ def test_the_picture_shows_what_the_layers_do() -> None:
     assert [after[x] for x in order] == pytest.approx(expected, abs=0.1)
 
 
-def test_it_is_read_in_half_a_minute_or_so() -> None:
-    assert len(README.splitlines()) <= 100
+def test_it_is_short() -> None:
+    code_and_links = re.sub(r"```.*?```|\]\([^)]*\)", "", README, flags=re.S)
+    prose = [line for line in code_and_links.splitlines() if not line.startswith("|")]
+    assert len(" ".join(prose).split()) <= 750
+    assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 145
