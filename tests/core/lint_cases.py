@@ -169,8 +169,16 @@ CASES: dict[str, list[Case]] = {
             sequence(ro.RotationOut2d(0.2)),
             sequence(ro.RotationOut2d(0.2, center=None)),
             "0",
-            r"of shape \(3, 9, 9\) for a single example, without a batch axis",
+            r"of shape \(3, 9, 9\) for a single example, without a batch axis.* use RotationOut1d, or Rot",
             IMAGES[0],
+            code=False,
+        ),
+        Case(
+            sequence(ro.RotationOut1d(0.2)),
+            sequence(ro.RotationOut(0.2)),
+            "0",
+            r"of shape \(4, 8\) for a single example.*if the first axis is the batch, use RotationOut \[",
+            VECTORS,
             code=False,
         ),
     ],
@@ -231,7 +239,6 @@ CASES: dict[str, list[Case]] = {
             "2",
             f"before 2 axes of positions; {right}",
             IMAGES,
-            code=False,
         )
         for noise, fits, right in [
             (ro.RotationOut(0.2), ro.RotationOut2d(0.2), "use RotationOut2d"),
@@ -240,14 +247,13 @@ CASES: dict[str, list[Case]] = {
     ]
     + [
         Case(
-            sequence(nn.Linear(8, 4), noise, nn.Linear(4, 4)),
-            sequence(nn.Linear(8, 4), ro.RotationOut(0.2), nn.Linear(4, 4)),
-            "1",
-            "on the last axis; use RotationOut",
+            sequence(nn.Linear(8, 4), nn.Tanh(), noise, nn.Linear(4, 4)),
+            sequence(nn.Linear(8, 4), nn.Tanh(), fits, nn.Linear(4, 4)),
+            "2",
+            rf"on the last axis; use {type(fits).__name__} \[",
             VECTORS,
-            code=False,
         )
-        for noise in [ro.RotationOut1d(0.2)]
+        for noise, fits in [(ro.RotationOut1d(0.2), ro.RotationOut(0.2)), (nn.Dropout1d(0.2), nn.Dropout(0.2))]
     ],
     "rotation-on-attention": [
         Case(lambda: Attention(True), lambda: Attention(False), "noise", "sum to one", TOKENS, code=False)

@@ -29,7 +29,8 @@ from ..nn import (
 from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutMaps, _RotationOutNd
 from ..placing._layout import dims_of_noise, named_attention, takes_axis
-from ..placing._probe import Seen
+from ..placing._probe import Seen, dims_between
+from ..placing._select import holders
 from ..placing._slot import Slot
 from ._flow import Flow, Link, has_strength, is_norm
 
@@ -148,11 +149,12 @@ def mean_of_one_example(view: View) -> Iterator[tuple[str, str]]:
     """
     for name, noise, shape, (_, examples) in _about_batch_mean(view):
         if examples is None and isinstance(noise, _RotationOutMaps):  # (T, C) may be the rows of packed ones
+            fewer = len(shape) - 2  # axes after the features if the first axis is the batch
+            right = f"RotationOut{fewer}d, or RotationOut for features on the last axis" if fewer else "RotationOut"
             yield (
                 name,
                 f"takes its input of shape {shape} for a single example, without a batch axis, and center='batch' for "
-                "the mean of that; if the first axis is the batch, use the layer for maps with fewer axes, or "
-                "RotationOut for features on the last axis",
+                f"the mean of that; if the first axis is the batch, use {right}",
             )
         elif shape[examples or 0] == 1:
             yield (
@@ -286,11 +288,14 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
 def other_axis(view: View) -> Iterator[tuple[str, str]]:
     """A noise that takes a different axis for the features than its neighbours do.
 
-    RotationOut and, by default, CentredDropout expect the features on the last axis, which on maps is the width.
+    RotationOut and, by default, CentredDropout expect the features on the last axis, which on maps is the width. On
+    vectors (N, C) RotationOut1d takes the batch for the features, and mixes examples.
     """
+    owners = holders(view.model)
     for name, noise in view.noises.items():
         dims = -1 - cast(Any, noise).dim if takes_axis(noise) and cast(Any, noise).dim < 0 else dims_of_noise(noise)
-        around = view.seen[noise].dims if noise in view.seen else set()
+        code = {dims_between(*owner) for owner in owners.get(noise, [])} - {None}
+        around = view.seen[noise].dims if noise in view.seen else code
         if dims is not None and len(around) == 1 and dims not in around:
             after = next(iter(around))
             there = {0: "on the last axis", 1: "before 1 axis of positions"}.get(

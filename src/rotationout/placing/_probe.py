@@ -204,13 +204,23 @@ class _Run:
         return {dims for one in reached for dims in self.known.get(one, ())}
 
 
-def dims_between(steps: nn.Sequential, place: int) -> int | None:
-    """How many axes follow the features at a step of a Sequential; None if its neighbours disagree or do not tell."""
-    around = []
-    for others in (list(steps)[place + 1 :], list(steps)[:place][::-1]):
+def dims_between(owner: nn.Module, key: str) -> int | None:
+    """How many axes follow the features at a step of a Sequential; None if its neighbours disagree or do not tell.
+
+    It is None too for a child of another module, which may call its children in any order.
+
+    >>> steps = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2))
+    >>> dims_between(steps, "2"), dims_between(nn.ModuleList(steps), "2")
+    (0, None)
+    """
+    if not isinstance(owner, nn.Sequential) or type(owner).forward is not nn.Sequential.forward:
+        return None
+    steps, around = list(owner), []
+    place = list(owner._modules).index(key)
+    for others in (steps[place + 1 :], steps[:place][::-1]):
         neighbour = next((step for step in others if not _keeps_axes(step)), None)
         if isinstance(neighbour, nn.Flatten) and (neighbour.start_dim, neighbour.end_dim) == (1, -1):
-            around.append(0 if neighbour in list(steps)[:place] else None)
+            around.append(0 if neighbour in steps[:place] else None)
         else:
             around.append(None if neighbour is None else dims_of_module(neighbour))
     known = {dims for dims in around if dims is not None}

@@ -270,8 +270,9 @@ def _attends(owner: nn.Module, key: str) -> bool:
 
 def _certain(owner: nn.Module, key: str) -> int | None:
     """How many axes follow the features of a Dropout; None if the code of its owner leaves a doubt."""
-    if isinstance(owner, nn.Sequential) and type(owner).forward is nn.Sequential.forward:
-        return dims_between(owner, list(owner._modules).index(key))
+    dims = dims_between(owner, key)
+    if dims is not None:
+        return dims
     if type(owner) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
         return 0
     if type(owner).__module__.partition(".")[0] not in ("torchvision", "timm", "transformers"):
