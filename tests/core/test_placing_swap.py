@@ -375,6 +375,10 @@ def test_maps_of_one_position_have_no_batch_mean_by_default() -> None:
     noises, _ = swapped(Head(), example_inputs=torch.randn(2, 3, 8, 8))
     assert noises["pooled"].center is None
     noises["pooled"].train()(torch.randn(1, 8, 1, 1))
+    pooled = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.2), nn.AdaptiveMaxPool2d(1), nn.Dropout(0.1))
+    words = str(ro.swap(pooled, example_inputs=torch.randn(2, 3, 8, 8)))
+    assert "center=None) instead of Dropout(p=0.1, inplace=False) (on maps of one position in the run, so" in words
+    assert words.count("one position") == 1
     for choices in ({"center": "batch"}, {"preset": "paper"}):
         noises, _ = swapped(Head(), example_inputs=torch.randn(2, 3, 8, 8), **choices)
         assert noises["pooled"].center == "batch"
@@ -398,6 +402,41 @@ def test_running_means_have_the_features_of_their_places() -> None:
     noises, left = swapped(Head(), center="running", example_inputs=torch.randn(2, 3, 8, 8))
     assert noises["pooled"].running_mean.numel() == 8
     assert left["aux.1"] == "a running mean is for one number of features, but it was not called"
+
+
+def test_running_means_of_drop_block() -> None:
+    block = drop_block("timm", drop_prob=0.2, block_size=3)
+    type(block).forward = lambda self, x: x
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), block)
+    ro.swap(model, center="running", example_inputs=torch.randn(2, 3, 8, 8))
+    assert model[1].running_mean.numel() == 8
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 8, 6, 6)
+
+
+class Widths(nn.Module):
+    """Dropout on 16 and on 32 features, and one that is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.shared = nn.Linear(8, 16), nn.Linear(16, 32), nn.Dropout(0.2)
+        self.head = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.2), nn.Linear(32, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(self.two(self.shared(self.one(x))))
+
+
+def test_a_running_mean_has_one_number_of_features() -> None:
+    x = torch.randn(2, 8)
+    with pytest.raises(ValueError, match="num_features = 16 does not fit a Dropout on 32 features"):
+        ro.swap(Widths(), center="running", num_features=16, example_inputs=x)
+    model = Widths()
+    noises, left = swapped(model, center="running", example_inputs=x)
+    assert noises == {}
+    assert left["shared"] == "a running mean is for one number of features, but it is used for 16 and 32"
+    model.shared = nn.Identity()
+    noises, left = swapped(model, center="running", num_features=16, example_inputs=x)
+    assert noises == {}, "the given number may be wrong where nothing was seen"
+    assert left["head.1"].endswith("but it was not called")
 
 
 @pytest.mark.parametrize(

@@ -294,8 +294,8 @@ def other_axis(view: View) -> Iterator[tuple[str, str]]:
     owners = holders(view.model)
     for name, noise in view.noises.items():
         dims = -1 - cast(Any, noise).dim if takes_axis(noise) and cast(Any, noise).dim < 0 else dims_of_noise(noise)
-        code = {dims_between(*owner) for owner in owners.get(noise, [])} - {None}
-        around = view.seen[noise].dims if noise in view.seen else code
+        code = (dims_between(*owner) for owner in owners.get(noise, []))
+        around = view.seen[noise].dims if noise in view.seen else {known for known in code if known is not None}
         if dims is not None and len(around) == 1 and dims not in around:
             after = next(iter(around))
             there = {0: "on the last axis", 1: "before 1 axis of positions"}.get(

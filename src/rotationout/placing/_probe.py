@@ -215,8 +215,8 @@ def dims_between(owner: nn.Module, key: str) -> int | None:
     """
     if not isinstance(owner, nn.Sequential) or type(owner).forward is not nn.Sequential.forward:
         return None
-    steps, around = list(owner), []
-    place = list(owner._modules).index(key)
+    steps, place = list(owner), list(owner._modules).index(key)
+    around = []
     for others in (steps[place + 1 :], steps[:place][::-1]):
         neighbour = next((step for step in others if not _keeps_axes(step)), None)
         if isinstance(neighbour, nn.Flatten) and (neighbour.start_dim, neighbour.end_dim) == (1, -1):

@@ -27,6 +27,7 @@ _DIMS = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 _HIDDEN = re.compile(r"resid|proj|out|hidden")
 """Parts of the names (without "dropout") of Dropout on hidden states in a module that has attention weights too."""
 _NONE = "it has no Dropout module; insert adds noise, and analysis.lint finds Dropout that is called as a function"
+_SINGLE = " (on maps of one position in the run, so without a batch mean)"
 _OFF = "it is off: build the model with Dropout, or use insert"
 
 
@@ -90,20 +91,22 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
     owners = holders(model)
     seen = None
     if example_inputs is not None:
-        seen = watch(model, example_inputs, [one.module for one in found if type(one.module) in _DIMS])
+        seen = watch(model, example_inputs, [one.module for one in found])
     around = {dims_of_module(module) for module in model.modules() if not is_noise(module)} - {None}
     changed, left, unsure = [], _arguments(model), []
     for candidate in found:
         module, name = candidate.module, candidate.name
         try:
-            rotation = _rotation(candidate, owners[module], None if seen is None else seen.get(module), around, choices)
+            rotation = _rotation(candidate, owners[module], None if seen is None else seen[module], around, choices)
         except _LeftAloneError as reason:
             words = type(module).__name__ if module._modules else repr(module)
             left.append(Left(name, words, str(reason)))
             unsure += [name] if isinstance(reason, _UnsureError) else []
             continue
         rotation.to(device_near(model, module)).train(module.training)
-        changed.append((module, Change(name, repr(module), "instead of", rotation, candidate.names[1:])))
+        single = not isinstance(rotation, RotationOut) and rotation.center is None and "center" not in choices
+        words = repr(module) + (_SINGLE if single else "")
+        changed.append((module, Change(name, words, "instead of", rotation, candidate.names[1:])))
     for module, change in changed:
         for owner, key in owners[module]:
             setattr(owner, key, change.noise)
@@ -163,7 +166,7 @@ def _rotation(
         raise _LeftAloneError("it has hooks, such as those of a noise that was inserted there")
     block = next((base.__name__ for base in type(module).__mro__ if base.__name__.startswith("DropBlock")), None)
     if block is not None:
-        return _blocks(module, 3 if block.endswith("3d") else 2, choices)
+        return _blocks(module, 3 if block.endswith("3d") else 2, seen, choices)
     if not isinstance(module, _DropoutNd):
         raise _LeftAloneError("it drops whole branches, not features")
     if type(module) not in _DIMS:
@@ -172,42 +175,52 @@ def _rotation(
         raise _LeftAloneError(_OFF if module.p == 0.0 else "it drops everything: its strength is infinite")
     dims = _DIMS[type(module)]
     dims = _dims(owners, seen) if dims is None else _dims_of_maps(dims, owners, seen, around)
-    return _ROTATIONS[dims](module.p, **choices, **_fitting(dims, seen, choices))
+    return _ROTATIONS[dims](module.p, **_options(dims, seen, choices))
 
 
-def _fitting(dims: int, seen: Seen | None, choices: dict[str, Any]) -> dict[str, Any]:
-    """What a rotation must be told of its place besides the choices, or a `_LeftAloneError`.
-
-    Maps of one position are vectors: as on these, the default is no batch mean, which a batch of one would not have. A
-    running mean needs the number of features.
-    """
-    shapes = set() if seen is None else seen.shapes
-    if dims and shapes and {"center", "preset"}.isdisjoint(choices):
-        return {"center": None} if all(math.prod(shape[-dims:]) == 1 for shape in shapes) else {}
-    widths = {shape[-1 - dims] for shape in shapes}
-    given = choices.get("num_features")
-    if choices.get("center") != "running" or given in widths or (given is not None and not widths):
-        return {}
-    if given is not None:
-        raise ValueError(
-            f"num_features = {given} does not fit a Dropout on {widths.pop()} features; leave it out: the run with "
-            "example_inputs shows the number of features of every place"
-        )
-    if len(widths) != 1:
-        found = f"it is used for {' and '.join(map(str, sorted(widths)))}" if widths else "it was not called"
-        raise _LeftAloneError(f"a running mean is for one number of features, but {found}")
-    return {"num_features": widths.pop()}
-
-
-def _blocks(module: nn.Module, dims: int, choices: dict[str, Any]) -> nn.Module:
+def _blocks(module: nn.Module, dims: int, seen: Seen | None, choices: dict[str, Any]) -> nn.Module:
     share = float(cast(float, getattr(module, "p", getattr(module, "drop_prob", 0.0))))
     share *= float(cast(float, getattr(module, "gamma_scale", 1.0)))
     if not 0.0 < share < 1.0:
         raise _LeftAloneError(_OFF if share == 0.0 else "it drops everything: its strength is infinite")
     if getattr(module, "with_noise", False):
         raise _LeftAloneError("it fills its blocks with noise")
-    inside = 1 / (1 - share)  # λ
-    return _ROTATIONS[dims](inside / (1 + inside), block_size=module.block_size, coverage=share, **choices)
+    lam = 1 / (1 - share)  # inside the blocks
+    options = _options(dims, seen, choices)
+    return _ROTATIONS[dims](lam / (1 + lam), block_size=module.block_size, coverage=share, **options)
+
+
+def _options(dims: int, seen: Seen | None, choices: dict[str, Any]) -> dict[str, Any]:
+    """The choices for a rotation, and what it must be told of its place besides, or a `_LeftAloneError`."""
+    options = dict(choices)
+    if _single(dims, seen) and {"center", "preset"}.isdisjoint(choices):
+        options["center"] = None
+    if choices.get("center") == "running":
+        options["num_features"] = _num_features(dims, seen, choices.get("num_features"))
+    return options
+
+
+def _single(dims: int, seen: Seen | None) -> bool:
+    """Whether all maps have one position: as on vectors, a batch of one example would have no batch mean."""
+    shapes = seen.shapes if dims and seen is not None else ()
+    return bool(shapes) and all(math.prod(shape[-dims:]) == 1 for shape in shapes)
+
+
+def _num_features(dims: int, seen: Seen | None, given: int | None) -> int | None:
+    """The number of features at a place: that of the run if there was one, otherwise the one that was given."""
+    if seen is None:
+        return given
+    widths = {shape[-1 - dims] for shape in seen.shapes}
+    others = sorted(widths - {given})
+    if given is not None and others:
+        raise ValueError(
+            f"num_features = {given} does not fit a Dropout on {' and '.join(map(str, others))} features; leave it "
+            "out: the run with example_inputs shows the number of features of every place"
+        )
+    if len(widths) != 1:
+        found = f"it is used for {' and '.join(map(str, sorted(widths)))}" if widths else "it was not called"
+        raise _LeftAloneError(f"a running mean is for one number of features, but {found}")
+    return widths.pop()
 
 
 def _dims(owners: list[tuple[nn.Module, str]], seen: Seen | None) -> int:
