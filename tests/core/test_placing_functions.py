@@ -117,6 +117,29 @@ def test_functions_that_keep_the_axes(function: Function) -> None:
     assert type(swapped(model, example_inputs=torch.randn(2, 4, 4))[0]["drop"]) is ro.RotationOut
 
 
+def linear(x: Tensor) -> Tensor:
+    return F.linear(x, torch.ones(x.size(-1), x.size(-1)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "weights"),
+    [
+        (lambda x: x.bfloat16().softmax(-1).float(), linear, True),  # rounded to values that do not sum to one
+        (lambda x: nn.Softmax(-1)(x).masked_fill(x > 1, 0.0), linear, True),
+        (lambda x: 0.5 * F.softmax(x, 1).mT, linear, True),
+        (lambda x: torch.softmax(x, 1), lambda x: F.max_pool1d(x, 2), True),  # over the channels of maps
+        (lambda x: linear(x) * F.softmax(x, -1), linear, False),  # a gate
+        (lambda x: F.log_softmax(linear(x), -1), linear, False),
+        (lambda x: F.softmax(x, -1) @ x.mT, linear, False),  # what attention returns
+    ],
+)
+def test_results_of_a_softmax_are_left_alone(before: Function, after: Function, weights: bool) -> None:
+    x = 3 * torch.randn(4, 8, 64, generator=torch.Generator().manual_seed(0))
+    noises, left = swapped(Between(before, after), example_inputs=x)
+    assert list(noises) == ([] if weights else ["drop"])
+    assert ("sum to one" in left.get("drop", "")) == weights
+
+
 def test_the_warning_says_what_to_do() -> None:
     layers = nn.ModuleList(nn.ModuleDict({"drop": nn.Dropout(0.1)}) for _ in range(5))
     with pytest.warns(UserWarning, match="swap left") as caught:

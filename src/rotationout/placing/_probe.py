@@ -33,6 +33,12 @@ _KEEPING = re.compile(
     "bfloat16|double"
 )
 """Functions, also as methods and operators, whose result has the axes of the tensors that they take."""
+_WEIGHING = re.compile("((special|gumbel)_)?softmax|softmin")
+"""Functions whose result sums to one."""
+_MOVING = re.compile(
+    "__get(item)?|view|reshape|(un)?flatten|(un)?squeeze|transpose|permute|movedim|expand|detach|masked_fill|where"
+)
+"""Functions and attributes that move values or leave some of them out."""
 
 
 @dataclass
@@ -43,7 +49,7 @@ class Seen:
         calls: how often it was called.
         shapes: the shapes of the tensors that it was given.
         dims: how many of them follow the features, according to each of its neighbours.
-        attention: whether it was given attention weights, or values that look like them.
+        attention: whether it was given the result of a softmax, such as attention weights, or values that look like it.
     """
 
     calls: int = 0
@@ -148,6 +154,7 @@ class _Run:
         self.known: dict[_Key, set[int]] = {}
         self.alike: dict[_Key, set[_Key]] = {}
         self.given: list[tuple[nn.Module, Tensor]] = []
+        self.weights: set[_Key] = set()
 
     def record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note where a module has its features, or what a Dropout is given."""
@@ -165,15 +172,24 @@ class _Run:
     def record_function(self, name: str, args: Sequence[Any], output: Any) -> None:
         """Note where a function has its features, or that it keeps the axes of its arguments."""
         name = name.removeprefix("__r").rstrip("_")  # of operators, and of functions that change their input
+        several = args and isinstance(args[0], tuple | list)  # those of cat
+        given = _floating(*(args[0] if several else args))
+        keeps = _KEEPING.fullmatch(name) is not None
+        if _WEIGHING.fullmatch(name) or ((keeps or _MOVING.fullmatch(name)) and self._all_weights(given)):
+            self.kept += _floating(output)
+            self.weights |= set(map(_key, _floating(output)))
         spatial = _SPATIAL.match(name)
         if spatial or name in _LAST:
             for tensor in _floating(*args[:1], output):
                 self._know(tensor, int(spatial[1]) if spatial else 0)
-        elif _KEEPING.fullmatch(name) and isinstance(output, Tensor):
-            several = args and isinstance(args[0], tuple | list)  # those of cat
-            for tensor in _floating(*(args[0] if several else args)):
+        elif keeps and isinstance(output, Tensor):
+            for tensor in given:
                 if tensor.ndim == output.ndim:
                     self._connect(tensor, output)
+
+    def _all_weights(self, given: list[Tensor]) -> bool:
+        """Whether tensors are results of a softmax: with others, as in a gate, they make features."""
+        return bool(given) and all(_key(tensor) in self.weights for tensor in given)
 
     def _know(self, tensor: Tensor, dims: int) -> None:
         self.kept.append(tensor)
@@ -190,7 +206,7 @@ class _Run:
             seen = self.seen[dropout]
             seen.calls += 1
             seen.shapes.add(tuple(tensor.shape))
-            seen.attention |= _may_be_attention(tensor)
+            seen.attention |= _key(tensor) in self.weights or _may_be_attention(tensor)
             seen.dims |= {0} if tensor.ndim <= 2 else self._dims(_key(tensor))
         return self.seen
 
@@ -244,7 +260,7 @@ def _key(tensor: Tensor) -> _Key:
 
 
 def _may_be_attention(tensor: Tensor) -> bool:
-    """Whether a tensor may be weights that sum to one over its last axis; if it is not finite, it may.
+    """Whether a tensor may be weights that sum to one over its last axis, if no softmax was seen; not finite, it may.
 
     Sums may be off by what rounding explains. More would take features after a ReLU for weights, if few rows are seen.
 
