@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.core.placed_networks import Network, state
+from tests.core.placed_networks import IMAGES, Network, state
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import rotationout as ro
 
@@ -117,6 +118,14 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
         ),
         (lambda: ro.insert(Network(), VECTORS), ValueError, r"say where"),
         (lambda: ro.insert(Network(), VECTORS, before="stem", after="stem"), ValueError, r"not both"),
+        *(
+            (lambda x=x: ro.insert(Network(), VECTORS, before=nn.Linear, example_inputs=x), RuntimeError, message)
+            for x, message in [
+                ([IMAGES, torch.arange(2)], r"a tuple or list is passed as several arguments: .* e\.g\. batch\[0\]$"),
+                (IMAGES.numpy(), r"at least one tensor, got ndarray; .* convert arrays .* torch\.from_numpy\(x\)"),
+                (DataLoader(TensorDataset(IMAGES)), r"one tensor, got DataLoader; give one batch of a DataLoader"),
+            ]
+        ),
         (
             lambda: ro.insert(Network(), VECTORS, before=Network()),
             TypeError,

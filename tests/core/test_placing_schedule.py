@@ -269,7 +269,12 @@ def test_other_inputs_and_outputs() -> None:
         (
             lambda: ro.predict_samples(network(), "text", 2),
             TypeError,
-            "at least one tensor, got str; call it for every",
+            "at least one tensor, got str; give one batch of a DataLoader",
+        ),
+        (
+            lambda: ro.predict_samples(network(), nn.utils.rnn.pack_sequence([torch.ones(3, 4)]), 2),
+            TypeError,
+            "at least one tensor, got PackedSequence; give .* convert arrays and packed sequences first",
         ),
         (lambda: ro.predict_samples(network(), {}, 2), TypeError, "got nothing"),
         (lambda: ro.predict_samples(Answers(), torch.ones(2, 4), 2), TypeError, r"got dict; pick it with output"),

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..placing._probe import ModelFailedError, call, watch
+from ..placing._probe import watch
+from ..placing._running import ModelFailedError, call
 from . import _passes
 from ._flow import Flow, noises_of, observe
 from ._rules import RULES, View

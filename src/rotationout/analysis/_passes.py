@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import strength
+from ..placing._running import arguments, modes_kept
 
 __all__ = [
     "Forward",
@@ -107,7 +108,6 @@ def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[],
         A function that sets the buffers back at once.
     """
     modules = list(model.modules())
-    modes = [module.training for module in modules]
     buffers = [dict(module._buffers) for module in modules]
     copies: dict[int, Tensor] = {}
 
@@ -117,7 +117,7 @@ def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[],
                 if buffer is not None:
                     module._buffers[name] = copies[id(buffer)].copy_(buffer)
 
-    with ExitStack() as stack:
+    with modes_kept(model), ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(_cuda_devices(model), enabled=random))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
@@ -130,8 +130,7 @@ def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[],
                         module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
             yield set_back
         finally:
-            for module, mode, kept in zip(modules, modes, buffers, strict=True):
-                module.training = mode
+            for module, kept in zip(modules, buffers, strict=True):
                 module._buffers.clear()
                 module._buffers.update(kept)
 
@@ -176,10 +175,8 @@ def arguments_of(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dic
     >>> arguments_of({"x": torch.zeros(2)}, torch.device("cpu"))
     ((), {'x': tensor([0., 0.])})
     """
-    if isinstance(batch, Mapping):
-        return (), _moved(batch, device)
-    first = batch[0] if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence) else batch
-    return (_moved(first, device),), {}
+    args, kwargs = arguments(batch)
+    return _moved(args[:1], device), _moved(kwargs, device)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import strength
-from ..placing._probe import call
+from ..placing._running import call
 from ..placing._slot import check_attached
 from . import _closed, _passes
 from ._flow import Flow, observe

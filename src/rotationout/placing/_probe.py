@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from ..registry import is_noise
 from ._layout import dims_of_module
+from ._running import call, modes_kept
 
-__all__ = ["ModelFailedError", "Seen", "call", "called", "dims_between", "read_only", "watch"]
+__all__ = ["Seen", "called", "dims_between", "read_only", "watch"]
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -110,26 +109,12 @@ def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], re
     """Run a model once, with ``record`` as a forward hook of the given modules."""
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in modules]
     try:
-        with torch.no_grad(), _eval_mode(model):
+        with torch.no_grad(), modes_kept(model):
+            model.eval()
             call(model, example_inputs)
     finally:
         for handle in handles:
             handle.remove()
-
-
-class ModelFailedError(RuntimeError):
-    """The model itself failed on the input that it was shown."""
-
-
-def call(model: nn.Module, example_inputs: Any) -> Any:
-    """Call a model with a tensor or packed sequence, a tuple of arguments, or a mapping of keyword arguments."""
-    several = isinstance(example_inputs, tuple | list) and not isinstance(example_inputs, PackedSequence)
-    try:
-        if isinstance(example_inputs, Mapping):
-            return model(**example_inputs)
-        return model(*example_inputs) if several else model(example_inputs)
-    except Exception as error:  # of any type
-        raise ModelFailedError(f"the model failed on example_inputs with {type(error).__name__}: {error}") from error
 
 
 class _Functions(TorchFunctionMode):
@@ -275,14 +260,3 @@ def _may_be_attention(tensor: Tensor) -> bool:
         return True
     most = 1e-4 if torch.finfo(tensor.dtype).eps < 1e-6 else 1e-2
     return bool((tensor >= 0).all()) and bool(((total - 1).abs() < most).all())
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -5,7 +5,7 @@ This is Monte-Carlo dropout (Gal and Ghahramani 2016), with any noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from .. import strength
 from ..nn import LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
 from ..nn.base import CentredNoise
 from ..registry import is_noise
+from ._running import arguments, modes_kept, no_tensor
 from ._slot import Slot, check_attached
 
 __all__ = ["Samples", "predict_samples", "sampling"]
@@ -51,28 +52,26 @@ def sampling(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_attached(model)
-    modes = {module: module.training for module in model.modules()}
-    noises = [module for module in modes if is_noise(module)]
-    noises += [part for module in modes if isinstance(module, Slot) for part in module.noise.modules()]
+    noises = [module for module in model.modules() if is_noise(module)]
+    noises += [part for module in model.modules() if isinstance(module, Slot) for part in module.noise.modules()]
     if not noises:
         raise ValueError("the model has no noise to sample: rotationout.insert places some")
     tracking = {noise: noise.tracking for noise in noises if isinstance(noise, CentredNoise)}
     fused = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)  # it skips the noises of a transformer layer in eval mode
-        for module in modes:
-            module.training = False
-        for noise in noises:
-            noise.training = True
-        for noise in tracking:
-            noise.tracking = False
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for noise, tracked in tracking.items():
-            noise.tracking = tracked
-        for module, mode in modes.items():
-            module.training = mode
+    with modes_kept(model):
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)  # it skips the noises of a transformer layer in eval mode
+            for module in model.modules():
+                module.training = False
+            for noise in noises:
+                noise.training = True
+            for noise in tracking:
+                noise.tracking = False
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+            for noise, tracked in tracking.items():
+                noise.tracking = tracked
 
 
 def predict_samples(
@@ -106,7 +105,7 @@ def predict_samples(
     n = strength.check_integer("n", n, 2)
     if batch_size is not None:
         batch_size = strength.check_integer("batch_size", batch_size, 1, also="None")
-    args, kwargs = _arguments(x)
+    args, kwargs = arguments(x)
     examples = _examples([*args, *kwargs.values()])
     most = examples if batch_size is None else batch_size
     with torch.no_grad(), sampling(model):
@@ -147,20 +146,10 @@ def _moments(
     return mean, (squares / (n - 1)).sqrt()
 
 
-def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(x, Mapping):
-        return (), dict(x)
-    return (tuple(x), {}) if isinstance(x, tuple | list) else ((x,), {})
-
-
 def _examples(values: list[Any]) -> int:
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
-        kinds = ", ".join(type(value).__name__ for value in values) or "nothing"
-        raise TypeError(
-            f"x must be the input of the model for one batch, with at least one tensor, got {kinds}; call it for every "
-            "batch of a DataLoader, and convert arrays first, torch.from_numpy(x)"
-        )
+        raise TypeError(f"x must be the input of the model for one batch: {no_tensor(values)}")
     shapes = {tuple(tensor.shape[:1]) for tensor in tensors}
     if len(shapes) != 1 or shapes & {(), (0,)}:
         raise ValueError(
