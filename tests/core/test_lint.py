@@ -49,6 +49,45 @@ def test_attention_that_reads_the_rate_of_its_dropout_is_sound(p: float) -> None
     assert lint(model, torch.randn(2, 5, 8)) == []
 
 
+class AttentionPool(nn.Module):
+    """Called attention, with a Dropout that does nothing, and one in a function that is on hidden features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.drop = nn.Linear(8, 1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.score(x).softmax(1)
+        return F.dropout((weights * x).sum(1), 0.1, self.training)
+
+
+@pytest.mark.parametrize(("given", "place"), [(TOKENS, "0"), (None, "")])
+def test_the_name_of_a_module_excuses_nothing(given: Tensor | None, place: str) -> None:
+    found = lint(nn.Sequential(AttentionPool(), nn.Linear(8, 2)), given)
+    rules = {finding.rule: finding.layer for finding in found}
+    assert rules == {"noise-without-module": place} | ({} if given is None else {"never-called": "0.drop"})
+
+
+class Heads(nn.Module):
+    """Attention whose rate is a number, and the Dropout of another way to compute it."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.slow, self.rate, self.fused = nn.Dropout(0.1), 0.1, fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=self.rate if self.training else 0.0)
+        weights = (x @ x.mT).softmax(-1, dtype=torch.float64).to(x.dtype)
+        return F.dropout(weights, self.rate, self.training) @ x
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_dropout_of_attention_weights_in_a_function_is_right(fused: bool) -> None:
+    model = nn.Sequential(Heads(fused), nn.Linear(8, 8))
+    assert [(finding.rule, finding.layer) for finding in lint(model, TOKENS)] == [("never-called", "0.slow")]
+
+
 def test_every_rule_is_explained_and_has_a_case() -> None:
     assert set(CASES) == set(RULES)
     assert all((rule.__doc__ or "").strip() for rule in RULES.values())

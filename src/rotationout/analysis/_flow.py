@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..nn import WeightDrop
 from ..nn.base import CentredNoise
+from ..placing._attention import Weights, name_of
 from ..placing._slot import Slot
 from ..registry import is_noise
 
@@ -129,12 +131,32 @@ def observe(model: nn.Module, run: Callable[[], object], flow: Flow | None = Non
     """
     watcher = _Watcher(model, Flow() if flow is None else flow)
     try:
-        with watcher:
+        with watcher, _Attention(watcher):
             run()
     finally:
         for handle in watcher.handles:
             handle.remove()
     return watcher.flow
+
+
+class _Attention(TorchFunctionMode):
+    """Tells a watcher when weights of attention are dropped, inside a function for attention or after a softmax."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+        self.weights = Weights()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = name_of(func)
+        on_weights = name == "dropout" and args and args[0] in self.weights
+        self.watcher.attention = name if "attention" in name else "attention weights" if on_weights else ""
+        try:
+            output = func(*args, **(kwargs or {}))
+        finally:
+            self.watcher.attention = ""
+        self.weights.record(name, args, output)
+        return output
 
 
 class _Watcher(TorchDispatchMode):
@@ -146,6 +168,7 @@ class _Watcher(TorchDispatchMode):
         self.layout: dict[str, tuple[int, int, int] | None] = {}
         self.stack: list[str] = []
         self.within = 0  # how deep inside noises
+        self.attention = ""  # what is going on, if weights of attention are dropped
         self.incoming: list[Paths] = []
         self.handles = []
         for name, module in model.named_modules():
@@ -167,6 +190,7 @@ class _Watcher(TorchDispatchMode):
             return output
         paths = passed(map(self._paths, _tensors((args, kwargs))), operation)
         if _draws(func, args, kwargs):
+            operation = self.attention or operation
             where = self.stack[-1] if self.stack else ""
             self.flow.draws.append((operation, where))
             paths[f"{operation} in {where or 'the model'}"] = ()

@@ -28,8 +28,8 @@ from ..nn import (
 )
 from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutMaps, _RotationOutNd
-from ..placing._layout import dims_of_noise, named_attention, takes_axis
-from ..placing._probe import Seen, dims_between
+from ..placing._layout import dims_of_noise, takes_axis
+from ..placing._probe import Seen, dims_between, rates_read
 from ..placing._select import holders
 from ..placing._slot import Slot
 from ._flow import Flow, Link, has_strength, is_norm
@@ -257,12 +257,13 @@ def detached(view: View) -> Iterator[tuple[str, str]]:
 def never_called(view: View) -> Iterator[tuple[str, str]]:
     """A noise that was not called when the model ran in training mode, so it does nothing.
 
-    A noise that is off does not count. Nor does one whose owner drops features in a function, which may read its p, as
-    attention in timm and transformers does.
+    A noise that is off does not count. Nor does one whose p is read by its owner, as attention in timm and transformers
+    does.
     """
-    drawing = {name for _, name in view.flow.draws}
+    owners = holders(view.model)
     for name, noise in view.noises.items() if view.ran else ():
-        if not view.flow.calls[name] and has_strength(noise) and name.rpartition(".")[0] not in drawing:
+        read = any(key in rates_read(owner) for owner, key in owners.get(noise, []))
+        if not view.flow.calls[name] and has_strength(noise) and not read:
             yield name, "not called when the model ran in training mode, so it does nothing"
 
 
@@ -271,12 +272,14 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
     """Dropout called as a function in the code of a model.
 
     It works, but tools that look for modules do not see it: swap, Schedule, sampling. That of attention weights does
-    not count, as these tools leave it alone.
+    not count, as these tools leave it alone, nor that between the layers of torch's recurrent networks, nor one with
+    the p of a module.
     """
     for operation, name in dict.fromkeys(view.flow.draws):
         module = view.model.get_submodule(name)
-        argument = isinstance(module, nn.RNNBase) or named_attention(module)  # dropout=…
-        if not argument and ("dropout" in operation or "bernoulli" in operation):
+        argument = isinstance(module, nn.RNNBase | nn.MultiheadAttention)  # dropout=…
+        read = not rates_read(module).isdisjoint(module._modules)
+        if not argument and not read and ("dropout" in operation or "bernoulli" in operation):
             yield (
                 name,
                 f"drops features in a function call ({operation}), which swap, Schedule and sampling do not see; use a "

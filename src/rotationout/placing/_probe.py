@@ -7,37 +7,23 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..registry import is_noise
+from ._attention import KEEPING, Key, Weights, floating, key, may_be_attention, name_of
 from ._layout import dims_of_module
 from ._running import call, modes_kept
 
-__all__ = ["Seen", "called", "dims_between", "read_only", "watch"]
-
-_Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+__all__ = ["Seen", "called", "dims_between", "rates_read", "read_only", "watch"]
 
 _SPATIAL = re.compile(r"(?:conv|conv_transpose|(?:adaptive_)?(?:max|avg|lp)_pool)([123])d")
 """Functions with the features before as many axes as their names say."""
 _LAST = frozenset({"linear", "embedding"})
 """Functions with the features on the last axis."""
-_KEEPING = re.compile(
-    "add|sub|mul|div|pow|neg|abs|square|sqrt|exp|clamp|relu6?|leaky_relu|prelu|rrelu|elu|selu|celu|gelu|silu|mish|tanh|"
-    "sigmoid|hardtanh|hardswish|hardsigmoid|hardshrink|softshrink|tanhshrink|softplus|softsign|logsigmoid|threshold|"
-    "(batch|group|instance)_norm|cat|pad|interpolate|dropout([123]d)?|contiguous|clone|to|type|type_as|float|half|"
-    "bfloat16|double"
-)
-"""Functions, also as methods and operators, whose result has the axes of the tensors that they take."""
-_WEIGHING = re.compile("((special|gumbel)_)?softmax|softmin")
-"""Functions whose result sums to one."""
-_MOVING = re.compile(
-    "__get(item)?|view|reshape|(un)?flatten|(un)?squeeze|transpose|permute|movedim|expand|detach|masked_fill|where"
-)
-"""Functions and attributes that move values or leave some of them out."""
 
 
 @dataclass
@@ -73,6 +59,18 @@ def called(model: nn.Module, example_inputs: Any) -> set[nn.Module]:
     return found
 
 
+def rates_read(owner: nn.Module) -> frozenset[str]:
+    """The names of the children whose p the code of a module reads, to drop something in a function call.
+
+    >>> class Attention(nn.Module):
+    ...     def forward(self, q, k, v):
+    ...         return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop.p)
+    >>> rates_read(Attention())
+    frozenset({'attn_drop'})
+    """
+    return frozenset(re.findall(r"\bself\.(\w+)\.p\b", _code(cast(Any, type(owner)))))
+
+
 @cache
 def read_only(owner: type[nn.Module]) -> frozenset[str]:
     """The names of the children whose weights the code of a module reads and which it may never call.
@@ -85,17 +83,22 @@ def read_only(owner: type[nn.Module]) -> frozenset[str]:
     """
     if issubclass(owner, nn.Sequential) and owner.forward is nn.Sequential.forward:
         return frozenset()  # it calls them all
-    code = [
+    text = _code(cast(Any, owner))
+    read = re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|size|ndim))", text)
+    handed_on = re.findall(r"\bF\.\w+\([^()]*?\bself\.(\w+)\.weight\b", text)
+    return frozenset(read) - frozenset(re.findall(r"\bself\.(\w+)\(", text)) | frozenset(handed_on)
+
+
+@cache
+def _code(owner: type[nn.Module]) -> str:
+    """The source of the methods of a module, without those that set weights."""
+    return "\n".join(
         _source(function)
         for base in owner.__mro__
         if base is not nn.Module and issubclass(base, nn.Module)
         for name, function in vars(base).items()
         if inspect.isfunction(function) and not re.match("_*(init|reset|tie)", name)
-    ]
-    text = "\n".join(code)
-    read = re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape|size|ndim))", text)
-    handed_on = re.findall(r"\bF\.\w+\([^()]*?\bself\.(\w+)\.weight\b", text)
-    return frozenset(read) - frozenset(re.findall(r"\bself\.(\w+)\(", text)) | frozenset(handed_on)
+    )
 
 
 def _source(function: Any) -> str:
@@ -118,7 +121,7 @@ def _run(model: nn.Module, example_inputs: Any, modules: Iterable[nn.Module], re
 
 
 class _Functions(TorchFunctionMode):
-    """Hands every function of torch that is called, its arguments and its result to ``record``."""
+    """Hands the name of every function of torch that is called, its arguments and its result to ``record``."""
 
     def __init__(self, record: Callable[[str, Sequence[Any], Any], None]) -> None:
         super().__init__()
@@ -126,7 +129,7 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.record(getattr(func, "__name__", ""), args, result)
+        self.record(name_of(func), args, result)
         return result
 
 
@@ -136,16 +139,16 @@ class _Run:
     def __init__(self, seen: dict[nn.Module, Seen]) -> None:
         self.seen = seen
         self.kept: list[Tensor] = []  # so that no memory is reused for another tensor
-        self.known: dict[_Key, set[int]] = {}
-        self.alike: dict[_Key, set[_Key]] = {}
+        self.known: dict[Key, set[int]] = {}
+        self.alike: dict[Key, set[Key]] = {}
         self.given: list[tuple[nn.Module, Tensor]] = []
-        self.weights: set[_Key] = set()
+        self.weights = Weights()
 
     def record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note where a module has its features, or what a Dropout is given."""
         value = args[0] if args else next(iter(kwargs.values()), None)
         result = output[0] if isinstance(output, tuple) and output else output
-        tensors = _floating(value, result)
+        tensors = floating(value, result)
         dims = dims_of_module(module)
         if module in self.seen:
             self.given += [(module, tensors[0])] if tensors else []
@@ -156,33 +159,23 @@ class _Run:
 
     def record_function(self, name: str, args: Sequence[Any], output: Any) -> None:
         """Note where a function has its features, or that it keeps the axes of its arguments."""
-        name = name.removeprefix("__r").rstrip("_")  # of operators, and of functions that change their input
-        several = args and isinstance(args[0], tuple | list)  # those of cat
-        given = _floating(*(args[0] if several else args))
-        keeps = _KEEPING.fullmatch(name) is not None
-        if _WEIGHING.fullmatch(name) or ((keeps or _MOVING.fullmatch(name)) and self._all_weights(given)):
-            self.kept += _floating(output)
-            self.weights |= set(map(_key, _floating(output)))
+        self.weights.record(name, args, output)
         spatial = _SPATIAL.match(name)
         if spatial or name in _LAST:
-            for tensor in _floating(*args[:1], output):
+            for tensor in floating(*args[:1], output):
                 self._know(tensor, int(spatial[1]) if spatial else 0)
-        elif keeps and isinstance(output, Tensor):
-            for tensor in given:
+        elif KEEPING.fullmatch(name) and isinstance(output, Tensor):
+            for tensor in floating(*args):
                 if tensor.ndim == output.ndim:
                     self._connect(tensor, output)
 
-    def _all_weights(self, given: list[Tensor]) -> bool:
-        """Whether tensors are results of a softmax: with others, as in a gate, they make features."""
-        return bool(given) and all(_key(tensor) in self.weights for tensor in given)
-
     def _know(self, tensor: Tensor, dims: int) -> None:
         self.kept.append(tensor)
-        self.known.setdefault(_key(tensor), set()).add(dims)
+        self.known.setdefault(key(tensor), set()).add(dims)
 
     def _connect(self, before: Tensor, after: Tensor) -> None:
         self.kept += [before, after]
-        one, other = _key(before), _key(after)
+        one, other = key(before), key(after)
         self.alike.setdefault(one, set()).add(other)
         self.alike.setdefault(other, set()).add(one)
 
@@ -191,11 +184,11 @@ class _Run:
             seen = self.seen[dropout]
             seen.calls += 1
             seen.shapes.add(tuple(tensor.shape))
-            seen.attention |= _key(tensor) in self.weights or _may_be_attention(tensor)
-            seen.dims |= {0} if tensor.ndim <= 2 else self._dims(_key(tensor))
+            seen.attention |= tensor in self.weights or may_be_attention(tensor)
+            seen.dims |= {0} if tensor.ndim <= 2 else self._dims(key(tensor))
         return self.seen
 
-    def _dims(self, key: _Key) -> set[int]:
+    def _dims(self, key: Key) -> set[int]:
         """The answers for a tensor, and for those that are connected with it by functions that keep their axes."""
         reached, todo = {key}, [key]
         while todo:
@@ -233,30 +226,3 @@ def _keeps_axes(module: nn.Module) -> bool:
     activation = type(module).__module__ == "torch.nn.modules.activation"
     mixes = isinstance(module, nn.MultiheadAttention | nn.GLU | nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Softmin)
     return (activation and not mixes) or isinstance(module, nn.Identity) or is_noise(module)
-
-
-def _floating(*values: Any) -> list[Tensor]:
-    return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
-
-
-def _key(tensor: Tensor) -> _Key:
-    """The address, shape and strides of a tensor: a transposed view counts as another tensor."""
-    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
-
-
-def _may_be_attention(tensor: Tensor) -> bool:
-    """Whether a tensor may be weights that sum to one over its last axis, if no softmax was seen; not finite, it may.
-
-    Sums may be off by what rounding explains. More would take features after a ReLU for weights, if few rows are seen.
-
-    >>> weights = torch.randn(4, 1000).softmax(-1)
-    >>> _may_be_attention(weights), _may_be_attention(weights.bfloat16()), _may_be_attention(1.001 * weights)
-    (True, True, False)
-    """
-    if tensor.numel() == 0:
-        return False
-    total = tensor.double().sum(-1)
-    if not bool(total.isfinite().all()):
-        return True
-    most = 1e-4 if torch.finfo(tensor.dtype).eps < 1e-6 else 1e-2
-    return bool((tensor >= 0).all()) and bool(((total - 1).abs() < most).all())
