@@ -117,9 +117,11 @@ class _Reader:
     def _function(self, node: fx.Node, paths: Paths) -> Paths:
         if node.op not in ("call_function", "call_method"):
             return paths
-        operation = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        operation = _name(node)
         paths = passed([paths], operation.strip("_"))
         if _draws(operation, node):
+            given = node.all_input_nodes
+            operation = "attention weights" if given and "softmax" in _name(given[0]) else operation
             paths[f"{operation} in the model"] = ()
             self.flow.draws.append((operation, ""))
         return paths
@@ -147,6 +149,10 @@ class _Reader:
 
     def _merged(self, given: list[Paths]) -> Paths:
         return {source: path for paths in given for source, path in paths.items()}
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _draws(operation: str, node: fx.Node) -> bool:
