@@ -453,7 +453,12 @@ def test_a_running_mean_has_one_number_of_features() -> None:
         (
             lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), block_size=3),
             TypeError,
-            "swap has no choice block_size; those of RotationOut are angle_per",
+            "swap has no choice block_size; it takes example_inputs, and of RotationOut angle_per",
+        ),
+        (
+            lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), torch.ones(2, 3, 4, 4)),
+            TypeError,
+            r"by name: swap\(model, example_inputs=x\)",
         ),
         (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),
     ],

@@ -39,7 +39,7 @@ class _UnsureError(_LeftAloneError):
     """A module is to be left alone only because it is not known where its features are."""
 
 
-def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Report:
+def swap(model: nn.Module, *_unnamed: Any, example_inputs: Any = None, **choices: Any) -> Report:
     """Replace Dropout by rotations of equal strength λ = p / (1 − p).
 
     - ``nn.Dropout1d``, ``2d``, ``3d`` become `RotationOut1d`, ``2d``, ``3d``. ``nn.Dropout2d`` takes three axes for a
@@ -74,12 +74,16 @@ def swap(model: nn.Module, *, example_inputs: Any = None, **choices: Any) -> Rep
         instead of Dropout(p=0.2, inplace=False): 2
     """
     check_model(model)
+    if _unnamed:
+        raise TypeError("swap takes one argument without a name; show an input by name: swap(model, example_inputs=x)")
     known = KINDS["rotation"].options.keys() - {"dims", "block_size", "coverage"}
     unknown = sorted(choices.keys() - known)
     if unknown:
         own = "; every rotation takes the p of the Dropout that it replaces" if "p" in unknown else ""
         right = ", ".join(sorted(known))
-        raise TypeError(f"swap has no choice {', '.join(unknown)}{own}; those of RotationOut are {right}")
+        raise TypeError(
+            f"swap has no choice {', '.join(unknown)}{own}; it takes example_inputs, and of RotationOut {right}"
+        )
     if choices.get("center") == "running" and example_inputs is None and "num_features" not in choices:
         raise ValueError(
             "center='running' needs the number of features of every place: show it an input, "
