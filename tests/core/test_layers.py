@@ -262,6 +262,7 @@ MAP = torch.randn(2, 8, 4, 4)
             "argument 'keep_prob'; .* p = 1 − keep_prob. It takes p, pr",
         ),
         (lambda: ro.RotationOut(sigma=0.5), TypeError, "'sigma'; .*p=strength.convert.* It takes p, preset"),
+        (lambda: ro.RotationOut(centre="batch"), TypeError, "'centre'; did you mean 'center'\\? It takes p, preset"),
         (
             lambda: ro.RotationOut(0.5, inplace=True),
             TypeError,

@@ -55,7 +55,7 @@ X = torch.randn(T, N, C)
         (
             lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None),
             TypeError,
-            "^NoisyGRU: .*'noise'. It takes input_size, .*layer_noise",
+            "^NoisyGRU: .*'noise'; did you mean 'layer_noise'. It takes input_size, .*layer_noise",
         ),
         (lambda: NoisyLSTM(C, H, dropout=0.3), TypeError, r"^NoisyLSTM: .*'dropout'; .* layer_noise=nn.Dropout\(p\)"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -60,8 +61,13 @@ def checked(instead: dict[str, str]) -> Callable[[Init], Init]:
                 taken = _taken(type(self))
                 if "p" in taken:
                     hints += [f"; {hint}" for name, hint in _STRENGTHS.items() if name in kwargs]
-                hints += [f". It takes {', '.join(taken)}"] if "unexpected" in str(error) else []
-                raise TypeError(f"{type(self).__name__}: {error}{''.join(hints)}") from None
+                if not hints:
+                    near = [close for name in kwargs for close in difflib.get_close_matches(name, taken, n=1)]
+                    hints += [f"; did you mean {name!r}?" for name in near if name not in kwargs]
+                text = f"{type(self).__name__}: {error}{''.join(hints)}"
+                if "unexpected" in str(error):
+                    text += f"{'' if text.endswith('?') else '.'} It takes {', '.join(taken)}"
+                raise TypeError(text) from None
             init(self, *args, **kwargs)
 
         return cast(Init, call)
