@@ -59,9 +59,22 @@ def is_noise(module: nn.Module) -> bool:
     >>> is_noise(noise("uout", 0.2)), is_noise(nn.Dropout()), is_noise(nn.Identity())
     (True, True, False)
     """
-    return isinstance(module, _DropoutNd) or any(
-        base.__name__ in ("DropBlock2d", "DropBlock3d", "StochasticDepth", "DropPath")
-        and base.__module__.partition(".")[0] in ("torchvision", "timm")
+    return isinstance(module, _DropoutNd) or is_stochastic_depth(module) or _named(module, "DropBlock2d", "DropBlock3d")
+
+
+def is_stochastic_depth(module: nn.Module) -> bool:
+    """Whether a module is torchvision's StochasticDepth or timm's DropPath.
+
+    >>> is_stochastic_depth(noise("stochastic-depth", 0.2)), is_stochastic_depth(nn.Dropout())
+    (True, False)
+    """
+    return _named(module, "StochasticDepth", "DropPath")
+
+
+def _named(module: nn.Module, *names: str) -> bool:
+    """Whether a module is of torchvision or timm and has one of these names: both may be absent."""
+    return any(
+        base.__name__ in names and base.__module__.partition(".")[0] in ("torchvision", "timm")
         for base in type(module).__mro__
     )
 

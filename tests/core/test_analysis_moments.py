@@ -220,6 +220,26 @@ def test_every_kind_of_the_registry_has_moments_or_says_why_not() -> None:
             assert noise_law(layer).lam == pytest.approx(0.0 if kind == "none" else 0.25)
 
 
+class DropPath(nn.Module):
+    """As in timm: every example, or none of it."""
+
+    __module__ = "timm.layers.drop"
+
+    def __init__(self, drop_prob: float | None, scale_by_keep: bool = True) -> None:
+        super().__init__()
+        self.drop_prob, self.scale_by_keep = drop_prob, scale_by_keep
+
+
+def test_stochastic_depth_of_timm() -> None:
+    assert (noise_law(DropPath(0.2)).source, noise_law(DropPath(0.2)).lam) == ("whole", pytest.approx(0.25))
+    assert noise_law(DropPath(None)).lam == 0.0
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    expected = 0.25 * torch.block_diag(x[0].outer(x[0]), x[1].outer(x[1])).double()
+    torch.testing.assert_close(conditional_moments(DropPath(0.2), x, joint=True).covariance, expected)
+    with pytest.raises(TypeError, match="with scale_by_keep=False the mean of the output is not the input; rotation"):
+        noise_law(DropPath(0.2, scale_by_keep=False))
+
+
 @pytest.mark.parametrize("side", ["symmetric", "one"])
 @pytest.mark.parametrize("law", strength.LAWS)
 @pytest.mark.parametrize(("pairing_per", "angle_per"), [("example", "row"), ("batch", "example"), ("row", "batch")])

@@ -17,8 +17,9 @@ from .. import strength
 from ..nn import Cutout, LockedDropout, ShakeShake, WeightDrop
 from ..nn.elementwise import _Elementwise
 from ..nn.rotation import _RotationOutNd
+from ..registry import is_stochastic_depth
 
-__all__ = ["SOURCES", "NoiseLaw", "is_stochastic_depth", "layer_law", "noise_law"]
+__all__ = ["SOURCES", "NoiseLaw", "layer_law", "noise_law"]
 
 SOURCES = ("itself", "others", "whole")
 """Where the noise of a feature comes from: itself, as in Dropout and all noises that multiply features one by one; the
@@ -115,17 +116,10 @@ def layer_law(noise: nn.Module) -> NoiseLaw:
         return NoiseLaw("others" if rotates else "itself", _lam(noise.p) * share, center)
     if isinstance(noise, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | LockedDropout):
         return NoiseLaw("itself", _lam(noise.p))
-    if is_stochastic_depth(noise):
-        return NoiseLaw("whole", _lam(getattr(noise, "p")))  # noqa: B009 (an nn.Module to mypy)
+    if is_stochastic_depth(noise) and getattr(noise, "scale_by_keep", True):
+        rate = getattr(noise, "p", getattr(noise, "drop_prob", 0.0))
+        return NoiseLaw("whole", _lam(rate or 0.0))  # timm's may be None
     raise TypeError(f"{_why_not(noise)}; rotationout.analysis.estimate_moments measures any module")
-
-
-def is_stochastic_depth(module: nn.Module) -> bool:
-    """Whether a module is torchvision's StochasticDepth, told by its name: torchvision may be absent."""
-    return any(
-        base.__name__ == "StochasticDepth" and base.__module__.partition(".")[0] == "torchvision"
-        for base in type(module).__mro__
-    )
 
 
 def _lam(p: float) -> float:
@@ -144,6 +138,8 @@ def _why_not(noise: object) -> str:
         return "with keep_zeros=True the noise depends on which features are zero, not only on their second moments"
     if isinstance(noise, WeightDrop):
         return "the output of a recurrent module is no linear function of the weights that are dropped"
+    if is_stochastic_depth(noise):
+        return "with scale_by_keep=False the mean of the output is not the input"
     if type(noise).__name__.startswith("DropBlock"):
         return "DropBlock rescales by what is left of the whole batch, for which there is no closed form"
     return f"{type(noise).__name__} is no noise whose second moments are known"

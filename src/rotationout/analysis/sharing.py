@@ -16,8 +16,8 @@ from .. import strength
 from ..functional.sequences import sequence_axis
 from ..nn import LockedDropout, ShakeShake
 from ..nn.rotation import _RotationOutNd
+from ..registry import is_stochastic_depth
 from ..rotation import leading_batch_axis, shape_of_draws
-from .law import is_stochastic_depth
 
 __all__ = ["cutout_chances", "mask_of_element", "one_sided_correlation", "tangent_products"]
 
