@@ -257,6 +257,14 @@ def test_a_star_that_also_matches_the_modules_inside_is_told() -> None:
     parts = nn.ModuleDict({"layers": nn.ModuleList([nn.TransformerEncoderLayer(8, 2) for _ in range(2)])})
     with pytest.warns(UserWarning, match=r"inside others .* e\.g\. at 'layers\.0\.self_attn': a \* stands for dots"):
         ro.insert(parts, ro.noise("dropout", 0.1), after="layers.*", dim=-1)
+    ro.remove(parts)
+    two = ("layers.0", "layers.0.linear1")
+    with pytest.warns(
+        UserWarning, match=r"='layers\.\*' places noise at 1 module inside others .* 'layers\.0\.linear1'"
+    ):
+        ro.insert(parts, nn.Dropout(0.1), after=["layers.1", "layers.*"], where=lambda name, _: name in two)
+    ro.remove(parts)
+    ro.insert(parts, ro.noise("dropout", 0.1), after=["layers.?", "*.linear1"])  # no star stands for these dots
     assert len(ro.insert(model, ro.RotationOut(0.1), before="*.a")) == 2, "none is inside another"
 
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import nn
@@ -164,15 +165,17 @@ def plan(
 
 
 def _warn_of_nesting(side: str, selection: Selection, names: list[str]) -> None:
-    """Warn if a pattern selects modules together with modules inside them: a * also stands for dots."""
-    chosen, patterns = set(names), [one for one in as_list(selection) if isinstance(one, str) and "*" in one]
-    inside = [name for name in names if any(name[:at] in chosen for at, sign in enumerate(name) if sign == ".")]
-    if patterns and inside:
-        warnings.warn(
-            f"{side}={patterns[0]!r} places noise at {len(inside)} modules inside others that get noise too, e.g. at "
-            f"{inside[0]!r}: a * stands for dots as well. To have the outer modules only, give their type, or where=…",
-            stacklevel=4,
-        )
+    """Warn of a pattern that selects modules together with modules inside them, as its * stands for dots too."""
+    for pattern in (one for one in as_list(selection) if isinstance(one, str)):
+        chosen = {name for name in names if fnmatchcase(name, pattern)}
+        inside = [name for name in names if name in chosen and any(name.startswith(f"{outer}.") for outer in chosen)]
+        if inside:
+            warnings.warn(
+                f"{side}={pattern!r} places noise at {len(inside)} module{'s' if len(inside) > 1 else ''} inside "
+                f"others that get noise too, e.g. at {inside[0]!r}: a * stands for dots as well. To have the outer "
+                "modules only, give their type, or where=…",
+                stacklevel=4,
+            )
 
 
 def place(planned: Plan) -> Report:
@@ -288,16 +291,23 @@ def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | 
         return moved[0] if moved else None
     if wanted is None and not takes_axis(noise):
         return None
-    known, chosen = dims_of_module(module), dim is not None
-    if dim is None and known is None:
+    if dim is None:
+        _check_fit(noise, name, module, side)
+    if not takes_axis(noise):
+        return dim
+    cast(Any, noise).dim = -1 - (dims_of_module(module) or 0) if dim is None else dim
+    return None
+
+
+def _check_fit(noise: nn.Module, name: str, module: nn.Module, side: str) -> None:
+    """Check that the type of a module says where its features are, and that a noise fits them."""
+    known = dims_of_module(module)
+    if known is None:
         raise ValueError(
             f"the feature axis {side} {named(name)} cannot be known from its type, {type(module).__name__}: give it as "
             "dim, e.g. dim=-1 for vectors and tokens (…, D) or dim=1 for maps (N, C, H, W)"
         )
-    if takes_axis(noise):
-        cast(Any, noise).dim = dim if dim is not None else -1 - (known or 0)
-        dim = None
-    elif dim is None and wanted != known:
+    if not takes_axis(noise) and dims_of_noise(noise) != known:
         there = "features on the last axis" if known == 0 else f"maps, with {known} axes after the channels"
         right = "RotationOut" if known == 0 else f"RotationOut{known}d"
         raise ValueError(
@@ -306,9 +316,8 @@ def _axis(noise: nn.Module, name: str, module: nn.Module, side: str, dim: int | 
         )
     mean = getattr(noise, "running_mean", None)
     width = width_of_module(module, side)
-    if mean is not None and width is not None and mean.numel() != width and not chosen:
+    if mean is not None and width is not None and mean.numel() != width:
         raise ValueError(
             f"num_features = {mean.numel()} of {type(noise).__name__} does not fit {side} {named(name)}, which has "
             f"{width} features; pass a function of (name, module) that makes a noise for each place"
         )
-    return dim
