@@ -9,6 +9,7 @@ that is called often, or from many places, has noise at every call.
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -95,8 +96,8 @@ class After(Slot):
     key = "rotationout_after"
 
 
-def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    slot = _slot_of(module, Before)
+def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, place: str) -> Any:
+    slot = _slot_of(module, Before, place)
     if slot is None or kwargs is None or not slot.noise.training:
         return None  # nothing changes
     if not args and slot.argument not in kwargs:
@@ -110,24 +111,28 @@ def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] |
     )
 
 
-def _on_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    slot = _slot_of(module, After)
+def _on_output(module: nn.Module, args: tuple[Any, ...], output: Any, *, place: str) -> Any:
+    slot = _slot_of(module, After, place)
     return slot.disturb(output) if slot is not None and slot.noise.training else None
 
 
-def _slot_of(module: nn.Module, kind: type[Slot]) -> Slot | None:
+def _slot_of(module: nn.Module, kind: type[Slot], place: str) -> Slot | None:
     """The slot of a module that has its hook; None if the module is another one, to which a tool has moved the hook.
 
-    Quantization does that, and leaves the slot behind: the noise is lost. Where there is nothing to train any more, it
-    would not act anyway.
+    Quantization does that, and leaves the slot behind: the noise is lost, and the hook goes too, after a warning. Where
+    there is nothing to train any more, it would not act anyway.
     """
     slot: Slot | None = getattr(module, kind.key, None)
     if slot is None and module.training and next(module.parameters(), None) is not None:
         warnings.warn(
-            f"a noise that was inserted at a module is lost: the module was rebuilt as {type(module).__name__}, as "
-            "quantization does. Remove the noise before (rotationout.remove), or make it a layer of the model",
+            f"the noise that was inserted {kind.key.rpartition('_')[2]} {named(place)} is lost: the module was rebuilt "
+            f"as {type(module).__name__}, as quantization does. Remove the noise before (rotationout.remove), or make "
+            "it a layer of the model",
             stacklevel=2,
         )
+        hooks = module._forward_pre_hooks if kind is Before else module._forward_hooks
+        for number in [n for n, hook in hooks.items() if getattr(hook, "func", None) in (_on_input, _on_output)]:
+            del hooks[number]
     return slot
 
 
@@ -136,9 +141,9 @@ def attach(module: nn.Module, slot: Slot) -> None:
     module.add_module(slot.key, slot)
     try:
         if isinstance(slot, Before):
-            slot.handle = module.register_forward_pre_hook(_on_input, with_kwargs=True)
+            slot.handle = module.register_forward_pre_hook(partial(_on_input, place=slot.place), with_kwargs=True)
         else:
-            slot.handle = module.register_forward_hook(_on_output)
+            slot.handle = module.register_forward_hook(partial(_on_output, place=slot.place))
     except BaseException:
         delattr(module, slot.key)
         raise
