@@ -273,7 +273,8 @@ def test_lint_alone_needs_no_data_and_can_be_an_exit_code(here: Path, capsys: An
     assert cli.main(["diagnose", "my_models:build", "--strict"]) == 1
     assert cli.main(["diagnose", "my_models:clean", "--strict"]) == 0
     assert capsys.readouterr().out.endswith(
-        "nothing found; shapes and axes were not checked, for want of an example input\n"
+        "nothing found; shapes and axes were not checked, for want of an example input\n\n"
+        "give --data for the variance shift and co-adaptation\n"
     )
 
 

@@ -53,8 +53,9 @@ MISTAKES = [
         1,
         "words.pt must hold inputs as tensors, examples along the first axis, got str",
     ),
-    ("my_models:build --data wide.pt", 1, "the model cannot be run on the first batch: RuntimeError: mat1 and mat2"),
+    ("my_models:build --data wide.pt", 1, "cannot be run on the first batch, float32 (20, 7): RuntimeError: mat1"),
     ("my_models:build --data nan.npy", 1, "nan.npy has inputs that are not a number (NaN)"),
+    ("my_models:build --weights whole.pt", 1, "other than tensors in plain containers; of a model, save model.state_"),
     ("my_models:build --weights words.pt", 1, "words.pt must hold a state_dict, tensors by name, got str"),
     ("my_models:build --weights wrapped.pt", 1, "the name of every weight in it begins with 'module.'. Save the state"),
     ("my_models:build --weights other.pt", 1, "other.pt does not fit the model: Error(s) in loading state_dict"),
@@ -68,6 +69,7 @@ def test_mistakes_are_told_in_a_line(line: str, code: int, message: str, here: P
     np.save(here / "nan.npy", np.full((20, 6), np.nan, np.float32))
     np.savez(here / "many.npz", a=np.zeros(3), b=np.zeros(3))
     torch.save("hello", here / "words.pt")
+    torch.save(torch.nn.Linear(2, 2), here / "whole.pt")
     state = runpy.run_path(str(here / "my_models.py"))["build"]().state_dict()
     torch.save({f"module.{name}": value for name, value in state.items()}, here / "wrapped.pt")
     torch.save({f"module.{name}": value for name, value in [*state.items()][:-1]}, here / "other.pt")

@@ -110,7 +110,7 @@ def diagnose(
     else:
         _show_shift(shift, advice)
         _show_coadaptation(layers)
-        print(f"Lint\n\n{findings}")
+        print(f"Lint\n\n{findings}" + ("" if data else "\n\ngive --data for the variance shift and co-adaptation"))
     if strict and findings:
         raise typer.Exit(FAILED)
 
@@ -130,16 +130,32 @@ def _measure(
         raise ValueError(f"{source} is empty: there is nothing to measure")
     if any(map(_has_nan, found if isinstance(found, list) else first)):
         raise ValueError(f"{source} has inputs that are not a number (NaN): nothing can be measured with them")
+    args, kwargs = _passes.arguments_of(first[0], _passes.device_of(network))
+    failed = f"the model cannot be run on the first batch, {_described([*args, *kwargs.values()])}"
     with _passes.untouched(network):
-        checked_call("the model cannot be run on the first batch", lambda: _passes.run(network.train(), first))
+        checked_call(failed, lambda: _passes.run(network.train(), first))
     shift, passes = None, "the model cannot be run on all batches, in training and in testing mode"
     if any(isinstance(module, _BatchNorm) for module in network.modules()):
         shift = checked_call(passes, lambda: variance_shift(network, found, limit=limit))
     else:
         say("the model has no BatchNorm layer, so there is no variance shift to measure")
     layers = checked_call(passes, lambda: _coadaptation(network, found, limit))
-    args, kwargs = _passes.arguments_of(first[0], _passes.device_of(network))
     return shift, layers, kwargs or args
+
+
+def _described(values: Iterable[Any]) -> str:
+    """Data types and shapes of the arguments of a model.
+
+    >>> import torch
+    >>> _described([torch.zeros(2, 3, dtype=torch.uint8), 1.0])
+    'uint8 (2, 3), float'
+    """
+    return ", ".join(
+        f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        if hasattr(value, "dtype")
+        else type(value).__name__
+        for value in values
+    )
 
 
 def _has_nan(batch: Any) -> bool:

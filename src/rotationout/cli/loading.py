@@ -110,7 +110,7 @@ def batches_of(source: str, size: int, limit: int) -> list[Any] | Iterable[Any]:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill a model from a file with its state_dict, alone or under the name state_dict or model."""
-    content = _content(path)
+    content = _content(path, "; of a model, save model.state_dict()")
     for name in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
@@ -171,8 +171,8 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _content(path: Path) -> Any:
-    """What a file holds, as tensors."""
+def _content(path: Path, instead: str = "") -> Any:
+    """What a file holds, as tensors; ``instead`` is advice for one that holds something else."""
     check_readable(path)
     try:
         if path.suffix.lower() in (".npy", ".npz"):
@@ -187,7 +187,8 @@ def _content(path: Path) -> Any:
         raise
     except Exception as error:  # of many types, with messages of a page or of a number
         wanted = "arrays of numbers" if path.suffix.lower() in (".npy", ".npz") else "tensors in plain containers"
-        raise ValueError(f"{path} cannot be read: it is damaged, or holds something other than {wanted}") from error
+        why = f"it is damaged, or holds something other than {wanted}{instead}"
+        raise ValueError(f"{path} cannot be read: {why}") from error
 
 
 def _cut(content: Any, size: int, path: Path) -> list[Any]:
