@@ -45,9 +45,9 @@ def test_the_course_of_a_schedule(make: Callable[[nn.Module], ro.Schedule], expe
 def test_a_schedule_shows_where_it_is() -> None:
     schedule = ro.Schedule.ramp([ro.RotationOut(0.4)], steps=4)
     schedule.step()
-    assert repr(schedule) == "Schedule(step 1, p = 0.2, layers: 1)"
+    assert repr(schedule) == "Schedule(step 1, p now 0.2 over 1 layer)"
     both = ro.Schedule.constant([ro.RotationOut(0.4), ro.RotationOut(0.1)])
-    assert repr(both) == "Schedule(step 0, p = 0.1 to 0.4, layers: 2)"
+    assert repr(both) == "Schedule(step 0, p now 0.1 to 0.4 over 2 layers)"
 
 
 def test_a_schedule_goes_where_a_trainer_is() -> None:

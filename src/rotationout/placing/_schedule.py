@@ -79,7 +79,8 @@ class Schedule:
     def __repr__(self) -> str:
         rates = sorted({float(noise.p) for noise in self.noises})
         p = f"{rates[0]:.3g}" + (f" to {rates[-1]:.3g}" if len(rates) > 1 else "")
-        return f"{type(self).__name__}(step {self.last_step}, p = {p}, layers: {len(self.noises)})"
+        count = f"{len(self.noises)} layer{'s' if len(self.noises) > 1 else ''}"
+        return f"{type(self).__name__}(step {self.last_step}, p now {p} over {count})"
 
     @classmethod
     def constant(cls, noises: _Noises | Schedule) -> Self:
