@@ -5,6 +5,7 @@ completes a word, does not need it.
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,4 +84,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The public names, the parts of the package that are imported, and what every module has."""
+    there = {name for name, value in globals().items() if name.startswith("__") or isinstance(value, ModuleType)}
+    return sorted(there | {*__all__})

@@ -27,12 +27,14 @@ import sys
 import rotationout as ro
 assert "torch" not in sys.modules
 assert set(ro.__all__) <= set(dir(ro))
+assert all(name in ro.__all__ or name.startswith("__") for name in dir(ro)), dir(ro)
 assert ro.strength.convert(0.5, "gaussian_tan", "dropout") == 0.2
 assert "torch" not in sys.modules, "the strengths need no torch"
 assert all(getattr(ro, name) is not None for name in ro.__all__)
 assert set(ro.__all__) == set(ro._MODULES) | set(ro._HOMES)
 assert ro.RotationOut is ro.nn.RotationOut is vars(ro)["RotationOut"]
 assert not hasattr(ro, "nothing")
+assert "kinds" in dir(ro), "it is imported"
 assert ro.analysis.relu_moments is not None, "a module that no other has imported"
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
