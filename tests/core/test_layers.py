@@ -250,6 +250,11 @@ MAP = torch.randn(2, 8, 4, 4)
         (lambda: ro.RotationOut()(type("ndarray", (), {})()), TypeError, "got ndarray; .* torch.from_numpy"),
         (lambda: ro.RotationOut()(MAP.cfloat()), TypeError, "got torch.complex64; .*, e.g. torch.view_as_real"),
         (
+            lambda: ro.RotationOut()(torch.ones(2, 3).long()),
+            TypeError,
+            r"^RotationOut takes a floating-point tensor \(16 to 64 bits\), got torch.int64; convert it first",
+        ),
+        (
             lambda: ro.RotationOut2d(dim=3),
             TypeError,
             "^RotationOut2d: got an unexpected keyword argument 'dim'; the features are .* on axis 1 of .* It takes p, "

@@ -20,6 +20,7 @@ __all__ = [
     "feature_mean",
     "kind_of",
     "mask_weight",
+    "not_floating",
     "processes",
 ]
 
@@ -30,13 +31,16 @@ def check_features(x: Tensor, dim: int) -> int:
         raise TypeError(f"x must be a Tensor, got {kind_of(x)}")
     check_dense(x)
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        way = "torch.view_as_real(x).flatten(-2)" if x.dtype.is_complex else "x.float()"
-        raise TypeError(
-            f"x must be a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. {way}"
-        )
+        raise TypeError(f"x must be {not_floating(x)}")
     if x.ndim == 0:
         raise ValueError("x must have a feature axis, got a tensor without dimensions")
     return rotation.resolve_axis("dim", dim, x.ndim)
+
+
+def not_floating(x: Tensor) -> str:
+    """What a tensor must be instead of one of other numbers, for an error message."""
+    way = "torch.view_as_real(x).flatten(-2)" if x.dtype.is_complex else "x.float()"
+    return f"a floating-point tensor (16 to 64 bits), got {x.dtype}; convert it first, e.g. {way}"
 
 
 def kind_of(x: object) -> str:

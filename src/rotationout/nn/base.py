@@ -11,7 +11,7 @@ from torch.fx import Proxy, Tracer
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import strength
-from ..functional.inputs import check_features, feature_mean, kind_of, mask_weight, processes
+from ..functional.inputs import check_features, feature_mean, kind_of, mask_weight, not_floating, processes
 from ..kernels.autograd import follow_mean, is_transformed, mean_parts
 from ..kernels.dispatch import is_recorded
 
@@ -232,6 +232,8 @@ class CentredNoise(Noise):
         if not isinstance(input, Tensor) or input.ndim == 0:
             got = "one without dimensions" if isinstance(input, Tensor) else kind_of(input)
             raise TypeError(f"{type(self).__name__} takes a tensor with a feature axis, got {got}")
+        if not input.dtype.is_floating_point:
+            raise TypeError(f"{type(self).__name__} takes {not_floating(input)}")
         dim, batch_dim = self._axes(input)
         center = self._center(input, dim)
         seen = self._seen(input, mask, dim)
