@@ -24,7 +24,22 @@ from ..placing._attention import Weights, name_of
 from ..placing._slot import Slot
 from ..registry import is_noise
 
-__all__ = ["Flow", "Link", "Paths", "acts", "disturbed", "has_strength", "is_norm", "noises_of", "observe", "passed"]
+__all__ = [
+    "ON_WEIGHTS",
+    "Flow",
+    "Link",
+    "Paths",
+    "acts",
+    "disturbed",
+    "has_strength",
+    "is_norm",
+    "noises_of",
+    "observe",
+    "passed",
+]
+
+ON_WEIGHTS = "dropout of attention weights"
+"""What Dropout as a function is called if it acts on the result of a softmax."""
 
 Paths = dict[str, tuple[str, ...]]
 """The noises in a value, by name, with the operations since, each once."""
@@ -149,8 +164,9 @@ class _Attention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_of(func)
-        on_weights = name == "dropout" and args and args[0] in self.weights
-        self.watcher.attention = name if "attention" in name else "attention weights" if on_weights else ""
+        if name == "dropout" and args and args[0] in self.weights:
+            name = ON_WEIGHTS
+        self.watcher.attention = name if "attention" in name else ""
         try:
             output = func(*args, **(kwargs or {}))
         finally:

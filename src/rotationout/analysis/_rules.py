@@ -279,7 +279,8 @@ def noise_without_module(view: View) -> Iterator[tuple[str, str]]:
         module = view.model.get_submodule(name)
         argument = isinstance(module, nn.RNNBase | nn.MultiheadAttention)  # dropout=…
         read = not rates_read(module).isdisjoint(module._modules)
-        if not argument and not read and ("dropout" in operation or "bernoulli" in operation):
+        drops = "attention" not in operation and ("dropout" in operation or "bernoulli" in operation)
+        if drops and not argument and not read:
             yield (
                 name,
                 f"drops features in a function call ({operation}), which swap, Schedule and sampling do not see; use a "

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.base import CentredNoise
 from ..placing._layout import dims_of_module, dims_of_noise, takes_axis
 from ..placing._slot import After, Before, Slot
-from ._flow import Flow, Link, Paths, acts, disturbed, is_norm, noises_of, passed
+from ._flow import ON_WEIGHTS, Flow, Link, Paths, acts, disturbed, is_norm, noises_of, passed
 
 __all__ = ["UntraceableError", "trace"]
 
@@ -121,7 +121,7 @@ class _Reader:
         paths = passed([paths], operation.strip("_"))
         if _draws(operation, node):
             given = node.all_input_nodes
-            operation = "attention weights" if given and "softmax" in _name(given[0]) else operation
+            operation = ON_WEIGHTS if given and "softmax" in _name(given[0]) else operation
             paths[f"{operation} in the model"] = ()
             self.flow.draws.append((operation, ""))
         return paths
