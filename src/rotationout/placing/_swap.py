@@ -51,8 +51,8 @@ def swap(model: nn.Module, *_unnamed: Any, example_inputs: Any = None, **choices
       model on ``example_inputs`` shows which. Without them it is replaced only where the code leaves no doubt: in a
       ``nn.Sequential`` next to a layer whose axis is known, in torch's transformer layers, and in those parts of
       torchvision, timm and transformers that work on the last axis only.
-    - Left alone are Dropout on attention weights, noises that drop whole branches, noises that are off (p = 0), and
-      layers of `rotationout`.
+    - Left alone are Dropout on attention weights and other results of a softmax, noises that drop whole branches,
+      noises that are off (p = 0), and layers of `rotationout`.
 
     A module used in several places is replaced in all of them by one and the same rotation.
 
@@ -61,7 +61,8 @@ def swap(model: nn.Module, *_unnamed: Any, example_inputs: Any = None, **choices
         example_inputs: an input of the model, for one run in eval mode without gradients: a tensor, a tuple of
             arguments, or a mapping of keyword arguments.
         choices: keyword arguments of the rotations, e.g. ``preset="paper"``. With ``center="running"`` the run shows
-            the number of features of every place. Maps of a single position are rotated about the origin by default.
+            the number of features of every place; one that it does not reach is left alone. Maps that have a single
+            position in the run are rotated about the origin by default, and the report says so.
 
     Returns:
         A report of what was replaced, and of what was left alone and why; ``print`` it. If Dropout was left alone only
