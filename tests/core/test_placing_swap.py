@@ -439,6 +439,12 @@ def test_a_running_mean_has_one_number_of_features() -> None:
     assert left["head.1"].endswith("but it was not called")
 
 
+def test_an_input_may_be_given_without_its_name() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 4, 3))
+    assert len(ro.swap(model, torch.randn(2, 3, 8, 8))) == 1
+    assert isinstance(model[2], ro.RotationOut2d)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -454,11 +460,6 @@ def test_a_running_mean_has_one_number_of_features() -> None:
             lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), block_size=3),
             TypeError,
             "swap has no choice block_size; it takes example_inputs, and of RotationOut angle_per",
-        ),
-        (
-            lambda: ro.swap(nn.Sequential(nn.Dropout2d(0.5)), torch.ones(2, 3, 4, 4)),
-            TypeError,
-            r"by name: swap\(model, example_inputs=x\)",
         ),
         (lambda: ro.swap(3), TypeError, "must be a torch.nn.Module"),
     ],

@@ -39,7 +39,7 @@ class _UnsureError(_LeftAloneError):
     """A module is to be left alone only because it is not known where its features are."""
 
 
-def swap(model: nn.Module, *_unnamed: Any, example_inputs: Any = None, **choices: Any) -> Report:
+def swap(model: nn.Module, example_inputs: Any = None, **choices: Any) -> Report:
     """Replace Dropout by rotations of equal strength λ = p / (1 − p).
 
     - ``nn.Dropout1d``, ``2d``, ``3d`` become `RotationOut1d`, ``2d``, ``3d``. ``nn.Dropout2d`` takes three axes for a
@@ -75,8 +75,6 @@ def swap(model: nn.Module, *_unnamed: Any, example_inputs: Any = None, **choices
         instead of Dropout(p=0.2, inplace=False): 2
     """
     check_model(model)
-    if _unnamed:
-        raise TypeError("swap takes one argument without a name; show an input by name: swap(model, example_inputs=x)")
     known = KINDS["rotation"].options.keys() - {"dims", "block_size", "coverage"}
     unknown = sorted(choices.keys() - known)
     if unknown:
