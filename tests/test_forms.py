@@ -230,15 +230,29 @@ def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
     assert better == {"vectors": {zeros}, "maps": {zeros}}
     assert worse == {
         "vectors": {"about a running mean"},
-        "maps": {"about the origin", forms.ORIGIN_SYMMETRIC, forms.BEFORE},
+        "maps": {forms.ORIGIN, forms.ORIGIN_SYMMETRIC, forms.BEFORE},
     }
-    symmetric, weaker = (
-        study.paired_difference("maps", form, "about the origin")
-        for form in (forms.ORIGIN_SYMMETRIC, forms.ORIGIN_WEAKER)
-    )
-    assert is_clear(*weaker), "less noise helps about the origin"
-    assert not is_clear(*symmetric), "and symmetric angles do not"
-    assert is_clear(*study.paired_difference("maps", "Dropout", forms.ORIGIN_SYMMETRIC))
+    for form in (forms.ORIGIN_SYMMETRIC, f"{forms.ORIGIN}, a pairing per position"):
+        mean, error = study.paired_difference("maps", form, forms.ORIGIN)
+        assert not is_clear(mean, error)
+        assert mean < 0.005, "what averages out over positions is not what it lacks"
+    assert not is_clear(*study.paired_difference("maps", "a pairing per position"))
+    same, origin = {}, {}
+    for weaker in forms.WEAKER:
+        at = f"p = {weaker:g}"
+        same[weaker] = study.paired_difference("maps", f"{CENTRED}, {at}", at)
+        origin[weaker] = study.paired_difference("maps", f"Dropout, {at}", f"{forms.ORIGIN}, {at}")
+        assert is_clear(*study.paired_difference("maps", f"{CENTRED}, {at}", f"Dropout, {at}")) == (weaker != 0.2)
+        assert study.paired_difference("maps", f"{CENTRED}, {at}", f"Dropout, {at}")[0] < -0.003, (
+            "costs Dropout accuracy"
+        )
+        assert not is_clear(*study.paired_difference("maps", at, f"{forms.ORIGIN}, {at}")), "the origin does as well"
+    assert not any(is_clear(*pair) for pair in same.values()), "about the mean they are level"
+    assert [weaker for weaker, pair in origin.items() if is_clear(*pair)] == [0.35]
+    assert is_clear(*study.paired_difference("maps", "Dropout", forms.ORIGIN))
+    names = {forms.ORIGIN: 0.5, **{f"{forms.ORIGIN}, p = {p:g}": p for p in forms.WEAKER}}
+    assert names[max(names, key=lambda form: sum(study.find("maps", form).test_accuracy))] == 0.2
+    assert abs(study.paired_difference("maps", f"{forms.ORIGIN}, p = 0.2", "p = 0.2")[0]) < 0.001
     mean, error = study.paired_difference("vectors", "about a running mean")
     assert -3.5 * error < mean, "little more than three"
     assert not is_clear(*study.paired_difference("maps", CENTRED)), "nor is Dropout ahead about the same point"
