@@ -364,7 +364,7 @@ def test_a_table_and_a_picture_from_records(tmp_path: Path, capsys: pytest.Captu
     figure = (blind := seen_boxes("bccd", records)).draw(blind.compute())
     assert len(figure.axes) == 3 * 2, "who sees nothing has a line too"
     titles = {part.title: part for part in whole.sections(tmp_path, figures=False)}
-    part = titles["Table 3 on BCCD’s blood cells, which stand in for COCO"]
+    part = titles["The rows of Table 3 on BCCD’s blood cells"]
     assert part.figure.startswith("<svg")
     assert [caption.partition(":")[0] for _, caption in part.more] == ["Test images"]
     assert "205 images with 2,804 boxes" in part.prose[0]

@@ -201,7 +201,7 @@ def test_single_runs_have_no_p() -> None:
         in said
     )
     assert "nan" not in said.lower()
-    assert ghost.section("", runs((1,))).finding.endswith(verdicts.SINGLE)
+    assert ghost.section(ghost.RECIPE, runs((1,))).finding.endswith(verdicts.SINGLE)
 
 
 def test_without_records_nothing_is_said() -> None:
@@ -254,7 +254,7 @@ def test_the_table_and_the_page_say_it(tmp_path: Path, capsys: pytest.CaptureFix
         "GroupNorm",
     ]
     assert said["rows"][-1]["of 128"] == "58.00 ± 0.10"
-    made = ghost.section("", records)
+    made = ghost.section(ghost.RECIPE, records)
     assert made.finding.startswith(
         "No record, because not run or because the loss was not finite: CrossNorm of 4. With running "
     )

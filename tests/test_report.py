@@ -231,11 +231,10 @@ def test_rows_that_the_recipe_does_not_have_do_not_count(tmp_path: Path) -> None
     assert reproduced._count(tmp_path, "bccd") == (1, "0 of 5 rows, n ≥ 0")
 
 
-def test_every_table_has_a_module_that_shows_it_under_a_title() -> None:
+def test_every_table_has_a_module_that_shows_it() -> None:
     for name in TABLES:
         module = module_of(name)
         assert all(callable(getattr(module, part)) for part in ("table", "prose", "verdict", "section")), name
-        assert name in module.TITLES
     assert module_of(shift.RECIPE) is shift
     assert module_of(ghost.RECIPE) is ghost
 

@@ -145,7 +145,7 @@ def test_runs_with_changed_fields_are_shown_last(tmp_path: Path) -> None:
     sections = whole.sections(tmp_path, figures=False)
     assert [section.title for section in sections] == [
         "What is reproduced, and what is not",
-        "Table 3 on BCCD’s blood cells, which stand in for COCO",
+        "The rows of Table 3 on BCCD’s blood cells",
         "Other runs: bccd, p=0.1, weight_decay=0.5",
     ]
     shown = sections[2].table

@@ -198,10 +198,10 @@ def test_rotations_are_compared_with_dropout_in_the_same_place(results: Path) ->
         "RotationOut-a is above no noise (+0.50 in mean co(x), p-value < 0.001), "
         "below Dropout-a, centred (−0.50 in mean co(x), p-value < 0.001)."
     )
-    *_, said = shift.section("Figure 2", records).prose
+    *_, said = shift.section(shift.RECIPE, records).prose
     assert said.startswith(f"{shift.compared_shift(records)} {shift.compared_coadaptation(records)}")
     alone = [record for record in records if record["row"] == "none"]
-    assert "below" not in "".join(shift.section("Figure 2", alone).prose)
+    assert "below" not in "".join(shift.section(shift.RECIPE, alone).prose)
     assert shift.compared_shift(alone) == shift.compared_coadaptation(alone) == shift.compared_shift([]) == ""
 
 

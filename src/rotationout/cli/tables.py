@@ -41,7 +41,7 @@ def rows(
             print_json({name: [config.row for config in found] for name, found in tables.items()})
         else:
             for name, found in tables.items():
-                print(f"{name}: {len(found)} rows. {SUBJECTS[name]}")
+                print(f"{name}: {len(found)} rows. {SUBJECTS[name]}.")
         return
     chosen("TABLE", recipe, TABLES)
     if json:

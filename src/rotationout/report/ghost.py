@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..experiments.norms import LABELS
 from ..experiments.records import mean_sd
 from ..kinds import listed
-from ..recipes import TABLES
+from ..recipes import SUBJECTS, TABLES
 from . import style, verdicts
 from .cells import by_row, p_value, paired_p_value, ran, spread
 from .curves import CAPTION, curves_figure
@@ -20,7 +20,6 @@ from .page import Section, Table
 __all__ = ["MODES", "RECIPE", "accuracies", "figure", "findings", "prose", "section", "table", "trouble", "verdict"]
 
 RECIPE = "cifar100_ghost"
-TITLES = {RECIPE: "Appendix B: BatchNorm of small batches, on CIFAR-100"}
 MODES = {
     "batch": LABELS["batch"],
     "poly": f"{LABELS['poly']}, B examples",
@@ -150,7 +149,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe. What is missing stands out, and so does the first comparison."""
     said, first = findings(records), len(trouble(records)) + 1
     return Section(
-        TITLES.get(recipe, recipe),
+        SUBJECTS[recipe],
         [*prose(records), *said[first:]],
         table(records),
         style.to_svg(figure(records)),

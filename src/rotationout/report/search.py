@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
-from ..recipes import name_of
-from ..recipes.search import BEST, SEARCH, STRONG
+from ..recipes import SUBJECTS, name_of
+from ..recipes.search import BEST, SEARCH
 from . import style
 from .cells import UNCORRECTED, averaged, by_row, significance, spread, strengths
 from .curves import accuracy_caption, curves_figure
@@ -16,10 +16,6 @@ from .verdicts import compared
 
 __all__ = ["chosen", "prose", "section", "table", "verdict"]
 
-TITLES = {
-    SEARCH: "Search for the best form of RotationOut at weight decay 5e-4",
-    STRONG: "Dropout and RotationOut at weight decay 5e-4",
-}
 POINTS = "last10_top1"
 """What rows are compared by: the mean of the last ten epochs, which depends less on luck than the best epoch."""
 LEVEL = 0.1
@@ -96,7 +92,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     shown = [record for record in records if "," not in record["row"]] or records  # other forms would be too many lines
     caption = accuracy_caption(records) + (" Other forms than the default are not shown." if shown != records else "")
     figure = style.to_svg(curves_figure(shown))
-    return Section(TITLES.get(recipe, recipe), prose(records), table(records), figure, caption, verdict(records))
+    return Section(SUBJECTS[recipe], prose(records), table(records), figure, caption, verdict(records))
 
 
 def _points(runs: Sequence[dict[str, Any]]) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
+from ..recipes import SUBJECTS
 from . import style, verdicts
 from .cells import by_row, paired_p_value, ran, signed, significance, spread
 from .curves import CAPTION, curves_figure
@@ -28,7 +29,6 @@ __all__ = [
 ]
 
 RECIPE = "cifar100_resnet110_shift"
-TITLES = {RECIPE: "Figure 2: noise beside BatchNorm, in trained networks"}
 STATES = {
     "trained": "as trained",
     "divided": "× keep rate",
@@ -155,7 +155,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe."""
     return Section(
-        TITLES.get(recipe, recipe),
+        SUBJECTS[recipe],
         prose(records),
         table(records),
         style.to_svg(curves_figure(records)),

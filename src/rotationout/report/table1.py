@@ -7,22 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..recipes import name_of
+from ..recipes import SUBJECTS, name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
 from .cells import UNCORRECTED, Lead, averaged, by_row, marked, mean_lead, significance, strengths
 from .page import Section, Table
 
 __all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
-
-TITLES = {
-    "cifar100_resnet110_authors": "Table 1a and 1b: ResNet110 on CIFAR-100, the authors' settings",
-    "cifar100_resnet110_paper": "Table 1a and 1b: ResNet110 on CIFAR-100, the printed settings",
-    "cifar100_wrn28_10_authors": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the authors' settings",
-    "cifar100_wrn28_10_paper": "Table 1c and 1d: WideResNet28-10 on CIFAR-100, the printed settings",
-    "cifar100_resnet110_protocol": "Settings of RotationOut: form, ramp and weight decay",
-    "cifar100_mlp": "Vectors: hidden layers on the pixels of CIFAR-100",
-}
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -144,7 +135,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     from .style import to_svg
 
     return Section(
-        TITLES.get(recipe, recipe),
+        SUBJECTS[recipe],
         prose(records),
         table(records),
         to_svg(curves_figure(drawn(records))),

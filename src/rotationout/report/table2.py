@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..recipes import SUBJECTS
 from . import style, verdicts
 from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
 from .curves import CAPTION, curves_figure
@@ -12,10 +13,6 @@ from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table", "verdict"]
 
-TITLES = {
-    "imagenet": "Table 2: ResNet-50 on ImageNet",
-    "imagewoof": "Table 2 on Imagewoof, which stands in for ImageNet",
-}
 PAPER = {
     "none": ("76.51 ± 0.07", "93.20 ± 0.05"),
     "dropout keep 0.7": ("76.80 ± 0.04", "93.41 ± 0.04"),
@@ -86,7 +83,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe."""
     return Section(
-        TITLES.get(recipe, recipe),
+        SUBJECTS[recipe],
         prose(records),
         table(records),
         style.to_svg(curves_figure(records)),

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..recipes import SUBJECTS
 from . import verdicts
 from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance
 from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table", "verdict"]
 
-TITLES = {
-    "bccd": "Table 3 on BCCD’s blood cells, which stand in for COCO",
-    "coco": "Table 3: COCO",
-}
 PAPER: dict[str, tuple[str, str, str]] = {
     "none, ImageNet": ("36.5", "55.0", "39.1"),
     "none": ("36.8", "54.6", "39.4"),
@@ -89,7 +86,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
 
     drawing = seen_boxes(recipe, records)
     return Section(
-        TITLES.get(recipe, recipe),
+        SUBJECTS[recipe],
         prose(records),
         table(records),
         to_svg(curves_figure(records, "train_loss", "training loss", 1.0)),

@@ -6,17 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..experiments.records import mean_sd
+from ..recipes import SUBJECTS
 from . import verdicts
 from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
 from .page import Section, Table
 
 __all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table", "transcripts", "verdict"]
-
-TITLES = {
-    "an4": "Table 4 on AN4, which stands in for WSJ",
-    "an4_strength": "Choosing the strength of RotationOut for Table 4, on speakers held out of AN4’s training set",
-    "wsj": "Table 4: WSJ",
-}
 
 PAPER = {
     "none": "9.1",
@@ -114,7 +109,7 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     from .style import to_svg
 
     return Section(
-        TITLES.get(recipe, recipe),
+        SUBJECTS[recipe],
         prose(records),
         table(records),
         to_svg(curves_figure(records, "cer_curve", "character error rate, %", 1.0)),
