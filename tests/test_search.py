@@ -9,10 +9,12 @@ from torch import nn
 
 import rotationout as ro
 from rotationout.experiments.classification import build_network
+from rotationout.experiments.records import mean_sd
 from rotationout.experiments.results import read_records
 from rotationout.recipes import search as recipe
 from rotationout.recipes.cifar100 import resnet110
 from rotationout.report import search
+from rotationout.report.cells import by_row
 from rotationout.report.modules import module_of
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -76,7 +78,12 @@ def test_the_best_meet_on_the_test_set_with_the_whole_schedule(monkeypatch: pyte
 
 
 def test_the_best_are_what_the_search_found() -> None:
-    assert search.chosen(read_records(RESULTS, recipe.SEARCH)) == recipe.BEST
+    """By the mean; of rows that are level the first of the table: another form has to be better than the default."""
+    rows = by_row(read_records(RESULTS, recipe.SEARCH))
+    means = {row: mean_sd([run["last10_top1"] for run in runs])[0] for row, runs in rows.items()}
+    for best in recipe.BEST:
+        rivals = {row: mean for row, mean in means.items() if row.startswith(best.split()[0])}
+        assert best == next(row for row in rivals if rivals[row] > max(rivals.values()) - search.LEVEL)
 
 
 def _twice() -> list[dict[str, Any]]:
@@ -113,16 +120,6 @@ def test_what_reproducing_says_in_words_is_so() -> None:
     assert {run["steps"] for run in runs} == {2 * row.steps for row in ROWS.values()}, "half the schedule"
     config, again = ({**record["config"], "row": "", "recipe": ""} for record in _twice())
     assert config == again, "the same settings and seed"
-
-
-def test_what_is_best_is_chosen_by_the_mean() -> None:
-    runs = [record(BASE, 70.0), record(BASE, 74.0, 1), record("rotation sigma 0.333", 73.0)]
-    assert search.chosen([*runs, record("dropout keep 0.8", 71.0)]) == ("dropout keep 0.8", "rotation sigma 0.333")
-    for points, best in ((73.05, "rotation sigma 0.333"), (73.15, BASE)):  # level with it, and ahead
-        level = [record(BASE, points), record("rotation sigma 0.333", 73.0), record("dropout keep 0.8", 71.0)]
-        assert search.chosen(level) == ("dropout keep 0.8", best)
-    with pytest.raises(ValueError, match="no records with dropout; run rotationout sweep cifar100_resnet110_search"):
-        search.chosen(runs)
 
 
 @pytest.mark.parametrize(

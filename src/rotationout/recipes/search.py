@@ -28,8 +28,7 @@ SIGMAS = {0.95: "0.229", **SIGMA}
 FADE_OUT = 8_000
 """The number of steps at the end over which RotationOut fades out: those after the second drop of the learning rate."""
 BEST = "dropout keep 0.9", "rotation sigma 0.333"
-"""The rows of the search with the best Dropout and the best RotationOut. A test compares this with what
-`rotationout.report.search.chosen` finds in the records."""
+"""The rows of the search with the best Dropout and the best RotationOut; a test chooses them again from the records."""
 
 
 def search_rows() -> list[ClassificationConfig]:

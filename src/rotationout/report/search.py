@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..experiments.records import mean_sd
 from ..recipes import SUBJECTS, name_of
 from ..recipes.search import BEST, SEARCH
 from . import style
@@ -14,32 +13,12 @@ from .curves import accuracy_caption, curves_figure
 from .page import Section, Table
 from .verdicts import compared
 
-__all__ = ["chosen", "prose", "section", "table", "verdict"]
+__all__ = ["prose", "section", "table", "verdict"]
 
 POINTS = "last10_top1"
 """What rows are compared by: the mean of the last ten epochs, which depends less on luck than the best epoch."""
 LEVEL = 0.1
 """Rows that are as close as this, in points, count as level: runs that should be the same differ by more."""
-
-
-def chosen(records: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The best Dropout and the best RotationOut, from records of the search; of level ones the first in the table.
-
-    So a form that differs from the default has to be better, and not only level with it.
-
-    >>> runs = [("dropout keep 0.9", 73.0), ("dropout keep 0.8", 72.0), ("rotation sigma 0.333", 71.95)]
-    >>> runs += [("rotation sigma 0.500", 71.8), ("rotation sigma 0.500, uniform angles", 72.0)]
-    >>> chosen([{"recipe": SEARCH, "row": row, "last10_top1": points} for row, points in runs])
-    ('dropout keep 0.9', 'rotation sigma 0.333')
-    """
-    means = {row: mean_sd(_points(runs))[0] for row, runs in by_row(records).items()}
-    best = []
-    for kind in ("dropout", "rotation"):
-        rows = [row for row in means if row.startswith(kind)]
-        if not rows:
-            raise ValueError(f"there are no records with {kind}; run rotationout sweep {SEARCH}")
-        best.append(next(row for row in rows if means[row] > max(means[other] for other in rows) - LEVEL))
-    return best[0], best[1]
 
 
 def table(records: Sequence[dict[str, Any]]) -> Table:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..experiments.records import mean_sd
 from ..recipes import SUBJECTS
 from . import verdicts
 from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
 from .page import Section, Table
 
-__all__ = ["PAPER", "chosen_strength", "notes", "prose", "section", "table", "transcripts", "verdict"]
+__all__ = ["PAPER", "notes", "prose", "section", "table", "transcripts", "verdict"]
 
 PAPER = {
     "none": "9.1",
@@ -117,16 +116,6 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
         verdicts.finding(records, verdict(records)),
         asides={"A few utterances: what was said, and what each row recognised": transcripts(records)},
     )
-
-
-def chosen_strength(records: Sequence[dict[str, Any]]) -> float:
-    """The p of RotationOut with the least mean edit distance, from records of the recipe ``an4_strength``."""
-    searched = {row: runs for row, runs in by_row(records).items() if row.startswith("rotation")}
-    if not searched:
-        raise ValueError("there are no records with RotationOut; run rotationout sweep an4_strength")
-    best = min(searched, key=lambda row: mean_sd(_distances(searched[row]))[0])
-    p: float = searched[best][0]["config"]["p"]
-    return p
 
 
 def _distances(runs: Sequence[dict[str, Any]]) -> list[float]:
