@@ -14,12 +14,15 @@ from ..strength import from_lam
 
 __all__ = [
     "CLEAR",
+    "STAR",
+    "STAR_ALONE",
     "UNCORRECTED",
     "Lead",
     "averaged",
     "by_row",
     "differs",
     "is_clear",
+    "left_out",
     "marked",
     "mean_lead",
     "p_value",
@@ -35,6 +38,9 @@ __all__ = [
 
 UNCORRECTED = "They are not corrected for multiple comparisons."
 """Said of p-values wherever they are explained."""
+STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
+STAR_ALONE = "A star marks a number more than two of its own standard errors from the paper’s; the paper prints none."
+"""Said of stars where the paper prints no deviation; `STAR` where it does."""
 ROUNDING = 1e-9
 """Accuracies that are equal, in per cent or as fractions, differ by less than this, and others by far more."""
 
@@ -121,6 +127,15 @@ def averaged(records: Sequence[dict[str, Any]]) -> str:
     """
     single = len(by_row(records)) == len(records)
     return f"{'One run per row' if single else 'Mean ± standard deviation over runs'}; {ran(records)}"
+
+
+def left_out(record: dict[str, Any]) -> int:
+    """How many of the data a run could not use, for whatever reason.
+
+    >>> left_out({"skipped": {"train": {"not to be read": 2, "too short": 1}, "test": {}}})
+    3
+    """
+    return sum(sum(reasons.values()) for reasons in record["skipped"].values())
 
 
 def spread(values: Sequence[float], *, scale: float = 1.0) -> str:

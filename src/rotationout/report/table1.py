@@ -10,7 +10,7 @@ from typing import Any
 from ..recipes import SUBJECTS, name_of
 from ..recipes.cifar100 import KEEP, SIGMA
 from . import verdicts
-from .cells import UNCORRECTED, Lead, averaged, by_row, marked, mean_lead, significance, strengths
+from .cells import STAR, UNCORRECTED, Lead, averaged, by_row, marked, mean_lead, significance, strengths
 from .page import Section, Table
 
 __all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
@@ -100,8 +100,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     ]
     columns = table(records).header
     more = {
-        "the paper's": "The paper’s numbers are means over 5 runs. A star marks a number that differs from the paper’s "
-        "by more than two standard errors of the difference.",
+        "the paper's": f"The paper’s numbers are means over 5 runs. {STAR}",
         "p-value, ": "The p-values are from Welch’s test on the last ten epochs, against no noise and against Dropout "
         f"of the same strength. {UNCORRECTED}",
         "p-value, default": "Other forms of RotationOut are also compared with the default form of the same strength.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..recipes import SUBJECTS
 from . import style, verdicts
-from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
+from .cells import STAR, UNCORRECTED, averaged, by_row, left_out, marked, rotation_strength, significance, spread
 from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
@@ -25,7 +25,6 @@ PAPER = {
 }
 """Top-1 and top-5 accuracy on ImageNet as printed, by our rows: RotationOut's over 5 runs, the others from Ghiasi et
 al. 2018. The paper does not say whether they are of the best or of the last epoch."""
-STAR = "A star marks a number that differs from the paper’s by more than two standard errors of the difference."
 TESTED = (
     " The p-values are from Welch’s test on top-1 accuracy, against no noise and against Dropout or DropBlock. "
     f"{UNCORRECTED}"
@@ -66,11 +65,10 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]
     config = first["config"]
-    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     return [
         f"{first['epochs']} epochs on {first['train_images']:,} images of {first['classes']} classes, crops of "
         f"{config['size']} pixels, batches of {config['batch']}; mean accuracy of the last ten epochs on "
-        f"{first['test_images']:,} images; {skipped} were left out. {averaged(records)}. "
+        f"{first['test_images']:,} images; {left_out(first)} were left out. {averaged(records)}. "
         f"{rotation_strength(records)}".rstrip(),
         f"Side length of the blocks in the third and fourth stage: {_blocks(records)}.",
         "The paper’s numbers are for ImageNet at 224 pixels: over 5 runs for RotationOut, from Ghiasi et al. for the "

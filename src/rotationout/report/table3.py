@@ -7,7 +7,7 @@ from typing import Any
 
 from ..recipes import SUBJECTS
 from . import verdicts
-from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance
+from .cells import STAR_ALONE, UNCORRECTED, averaged, by_row, left_out, marked, rotation_strength, significance
 from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table", "verdict"]
@@ -22,7 +22,6 @@ PAPER: dict[str, tuple[str, str, str]] = {
 }
 """AP, AP50 and AP75 on COCO's val2017 as printed, by our rows. The paper does not give the number of runs."""
 MEASURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-STAR = "A star marks a number more than two of its own standard errors from the paper’s; the paper prints none."
 RIVALS = {"rotation": "dropout keep 0.9", "rotation block": "dropblock keep 0.9, block 5"}
 """What RotationOut is compared with: the noise of the same kind."""
 
@@ -65,16 +64,15 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
     """What the numbers of the table are."""
     first = records[0]
     config = first["config"]
-    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     return [
         f"{first['epochs']} epochs on {first['train_images']:,} images with {first['train_boxes']:,} boxes, windows of "
         f"{config['crop']} pixels; average precision in per cent on the {config['test_split']} split, "
-        f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {skipped} images or boxes were left out. "
-        f"{averaged(records)}. {rotation_strength(records)}".rstrip(),
+        f"{first['test_images']:,} images with {first['test_boxes']:,} boxes; {left_out(first)} images or boxes were "
+        f"left out. {averaged(records)}. {rotation_strength(records)}".rstrip(),
         "The paper’s numbers are for COCO, and its RotationOut starts from ImageNet’s weights. It does not give the "
         "number of runs. The p-values are from Welch’s test on AP, against no noise and against Dropout or DropBlock. "
         + UNCORRECTED
-        + (f" {STAR}" if first["recipe"] == "coco" else ""),
+        + (f" {STAR_ALONE}" if first["recipe"] == "coco" else ""),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..recipes import SUBJECTS
 from . import verdicts
-from .cells import UNCORRECTED, averaged, by_row, marked, rotation_strength, significance, spread
+from .cells import STAR_ALONE, UNCORRECTED, averaged, by_row, left_out, marked, rotation_strength, significance, spread
 from .page import Section, Table
 
 __all__ = ["PAPER", "notes", "prose", "section", "table", "transcripts", "verdict"]
@@ -23,7 +23,6 @@ PAPER = {
     "rotation, variational weight drop keep 0.9": "6.4",
 }
 """Edit distances on WSJ's eval92 as printed, by our rows. The paper does not give the number of runs."""
-STAR = "A star marks a number more than two of its own standard errors from the paper’s; the paper prints none."
 RIVALS = {
     "rotation": "locked keep 0.7",
     "rotation, variational weight drop keep 0.9": "locked keep 0.8, variational weight drop keep 0.8",
@@ -85,10 +84,9 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         if first["config"]["held_out"]
         else f"the {first['config']['test_split']} split"
     )
-    skipped = sum(sum(reasons.values()) for reasons in first["skipped"].values())
     said = [
         f"{first['epochs']} epochs on {first['train_utterances']:,} utterances; edit distance per utterance and "
-        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {skipped} were left out. "
+        f"character error rate on {tested}, {first['test_utterances']:,} utterances; {left_out(first)} were left out. "
         f"{averaged(records)}. {rotation_strength(records)}".rstrip(),
     ]
     if first["config"]["held_out"]:
@@ -97,7 +95,7 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
         said.append(
             "The paper’s numbers are for WSJ; it does not give the number of runs. The p-values are from Welch’s test "
             "on the edit distance, against no noise and against the best of the paper’s other noises, without and with "
-            f"weight drop. {UNCORRECTED}" + (f" {STAR}" if first["recipe"] == "wsj" else "")
+            f"weight drop. {UNCORRECTED}" + (f" {STAR_ALONE}" if first["recipe"] == "wsj" else "")
         )
     return said
 
