@@ -21,8 +21,10 @@ from rotationout import cli
 from rotationout.cli import app, fields
 from rotationout.experiments import digits
 from rotationout.recipes import TABLES
+from rotationout.report.modules import module_of
 
 SOURCE = str(Path(ro.__file__).parents[1])
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -237,6 +239,23 @@ def test_a_missing_extra_is_named(missing: str, line: str, advice: str, tmp_path
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"rotationout: {advice}\n"
+
+
+def test_a_table_is_printed_without_matplotlib() -> None:
+    """Of every module that shows one."""
+    names = {module_of(name): name for name in TABLES if (RESULTS / name).is_dir()}
+    script = (
+        "import sys; sys.modules['matplotlib'] = None; from rotationout.cli import main; "
+        f"sys.exit(max(main(['table', name, '--results', {str(RESULTS)!r}]) for name in sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *names.values()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(names) == 7
 
 
 def test_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
 from rotationout.recipes.search import SEARCH
-from rotationout.report import ghost, reproduced, search, shift
+from rotationout.report import curves, ghost, reproduced, search, shift
 from rotationout.report.cells import UNCORRECTED, by_row
 from rotationout.report.curves import curves_figure
 from rotationout.report.modules import module_of
@@ -127,7 +127,7 @@ def test_curves_say_on_which_examples_they_were_measured(monkeypatch: pytest.Mon
         assert section(recipe, records).caption.startswith("Accuracy on held-out" if held else "Test accuracy")
     searched = read_records(ROOT / "results", SEARCH)
     lines = []
-    monkeypatch.setattr(search, "curves_figure", lambda shown: lines.append(set(by_row(shown))) or Figure())
+    monkeypatch.setattr(curves, "curves_figure", lambda shown: lines.append(set(by_row(shown))) or Figure())
     made = search.section(SEARCH, searched)
     assert lines == [{row for row in by_row(searched) if "," not in row}]
     assert made.caption.endswith("Other forms than the default are not shown.")

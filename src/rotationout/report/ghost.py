@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from ..experiments.norms import LABELS
 from ..experiments.records import mean_sd
 from ..kinds import listed
 from ..recipes import SUBJECTS, TABLES
-from . import style, verdicts
+from . import verdicts
 from .cells import by_row, p_value, paired_p_value, ran, spread
-from .curves import CAPTION, curves_figure
 from .page import Section, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["MODES", "RECIPE", "accuracies", "figure", "findings", "prose", "section", "table", "trouble", "verdict"]
 
@@ -135,24 +135,30 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def figure(records: Sequence[dict[str, Any]]) -> Figure:
     """Learning curves: a colour for each size, a line for each normalisation."""
+    from .curves import curves_figure
+    from .style import PALETTE
+
     sizes = sorted({_size(record) for record in records if record["config"]["norm"] != "group"})
-    colours = [colour for name, colour in style.PALETTE.items() if name != "grey"]
+    colours = [colour for name, colour in PALETTE.items() if name != "grey"]
     looks = {}
     for row, runs in by_row(records).items():
         norm = runs[0]["config"]["norm"]
-        colour = style.PALETTE["grey"] if norm == "group" else colours[sizes.index(_size(runs[0])) % len(colours)]
+        colour = PALETTE["grey"] if norm == "group" else colours[sizes.index(_size(runs[0])) % len(colours)]
         looks[row] = (NORM_LINES[norm], colour)
     return curves_figure(records, looks=looks)
 
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe. What is missing stands out, and so does the first comparison."""
+    from .curves import CAPTION
+    from .style import to_svg
+
     said, first = findings(records), len(trouble(records)) + 1
     return Section(
         SUBJECTS[recipe],
         [*prose(records), *said[first:]],
         table(records),
-        style.to_svg(figure(records)),
+        to_svg(figure(records)),
         f"Test accuracy {CAPTION}",
         verdicts.finding(records, " ".join(said[:first])),
     )

@@ -20,7 +20,9 @@ STUDIES = {"cifar100_resnet110_shift": "shift", "cifar100_ghost": "ghost", SEARC
 
 
 def module_of(name: str) -> ModuleType:
-    """The module for the records of the table ``name``, imported when it is needed: some import matplotlib.
+    """The module for the records of the table ``name``, imported when it is needed.
+
+    It imports matplotlib only to make a section: tables need none.
 
     >>> module_of("cifar100_ghost").__name__, module_of("an4").__name__
     ('rotationout.report.ghost', 'rotationout.report.table4')

@@ -7,9 +7,7 @@ from typing import Any
 
 from ..recipes import SUBJECTS, name_of
 from ..recipes.search import BEST, SEARCH
-from . import style
 from .cells import UNCORRECTED, averaged, by_row, significance, spread, strengths
-from .curves import accuracy_caption, curves_figure
 from .page import Section, Table
 from .verdicts import compared
 
@@ -68,9 +66,12 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe."""
+    from .curves import accuracy_caption, curves_figure
+    from .style import to_svg
+
     shown = [record for record in records if "," not in record["row"]] or records  # other forms would be too many lines
     caption = accuracy_caption(records) + (" Other forms than the default are not shown." if shown != records else "")
-    figure = style.to_svg(curves_figure(shown))
+    figure = to_svg(curves_figure(shown))
     return Section(SUBJECTS[recipe], prose(records), table(records), figure, caption, verdict(records))
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from ..experiments.records import mean_sd
 from ..recipes import SUBJECTS
-from . import style, verdicts
+from . import verdicts
 from .cells import by_row, paired_p_value, ran, signed, significance, spread
-from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
 __all__ = [
@@ -154,11 +153,14 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe."""
+    from .curves import CAPTION, curves_figure
+    from .style import to_svg
+
     return Section(
         SUBJECTS[recipe],
         prose(records),
         table(records),
-        style.to_svg(curves_figure(records)),
+        to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
         verdict(records),
     )

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..recipes import SUBJECTS
-from . import style, verdicts
+from . import verdicts
 from .cells import STAR, UNCORRECTED, averaged, by_row, left_out, marked, rotation_strength, significance, spread
-from .curves import CAPTION, curves_figure
 from .page import Section, Table
 
 __all__ = ["PAPER", "prose", "section", "table", "verdict"]
@@ -80,11 +79,14 @@ def prose(records: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
     """The section of a recipe."""
+    from .curves import CAPTION, curves_figure
+    from .style import to_svg
+
     return Section(
         SUBJECTS[recipe],
         prose(records),
         table(records),
-        style.to_svg(curves_figure(records)),
+        to_svg(curves_figure(records)),
         f"Test accuracy {CAPTION}",
         verdicts.finding(records, verdict(records)),
     )
