@@ -163,7 +163,6 @@ def coadaptation_factor(
     *,
     covariance: Tensor | None = None,
     mean: Tensor | None = None,
-    rows: int | None = None,
 ) -> float:
     """co(x̃) / co(x), the share of the co-adaptation that a noise is predicted to leave (section 3.1).
 
@@ -177,7 +176,6 @@ def coadaptation_factor(
         features: D, for features with mean zero. This or ``covariance``.
         covariance: Σ, (D, D).
         mean: c, (D,); zero if not given.
-        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
 
     >>> import rotationout as ro
     >>> coadaptation_factor(ro.noise("dropout", 0.25), 64), round(coadaptation_factor(ro.RotationOut(0.25), 64), 4)
@@ -194,7 +192,7 @@ def coadaptation_factor(
         return left[law.source] / (1 + law.lam)
     c, sigma = check_covariance(covariance, mean)
     check_single(c, sigma)
-    return (_ratio(total_moments(law, c, sigma, rows=rows).covariance) / _ratio(sigma)).item()
+    return (_ratio(total_moments(law, c, sigma).covariance) / _ratio(sigma)).item()
 
 
 def _ratio(covariance: Tensor) -> Tensor:

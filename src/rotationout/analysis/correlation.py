@@ -59,7 +59,7 @@ class PairwiseCorrelation:
 
 
 def pairwise_correlation(
-    noise: nn.Module | NoiseLaw, covariance: Tensor, mean: Tensor | None = None, *, rows: int | None = None
+    noise: nn.Module | NoiseLaw, covariance: Tensor, mean: Tensor | None = None
 ) -> PairwiseCorrelation:
     """How a noise changes the correlation between features of covariance Σ and mean c (label eq15).
 
@@ -67,7 +67,6 @@ def pairwise_correlation(
         noise: a noise layer or its law.
         covariance: Σ, (…, D, D).
         mean: c, (…, D); zero if not given.
-        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
 
     >>> import rotationout as ro
     >>> sigma = torch.tensor([[1.0, 0.5, 0.5], [0.5, 1.0, 0.5], [0.5, 0.5, 1.0]])
@@ -76,7 +75,7 @@ def pairwise_correlation(
     [0.5, 0.4, 0.35]
     """
     c, sigma = check_covariance(covariance, mean)
-    added = total_moments(noise, c, sigma, rows=rows).covariance - sigma
+    added = total_moments(noise, c, sigma).covariance - sigma
     variance = added.diagonal(dim1=-2, dim2=-1)
     return PairwiseCorrelation(sigma, variance, added - torch.diag_embed(variance))
 

@@ -163,7 +163,6 @@ def sample_shift(
     placement: str = "b",
     outputs: int = 64,
     layers: int = 100,
-    rows: int | None = None,
     generator: torch.Generator | None = None,
 ) -> ShiftSample:
     """Sample the ratio r of layers whose weights are uniform on the sphere.
@@ -175,7 +174,6 @@ def sample_shift(
         placement: ``"a"``, the noise is on y = W x; or ``"b"``, on x.
         outputs: n, the rows of W.
         layers: how many W to draw.
-        rows: the number of rows in a batch mean, see `rotationout.analysis.total_moments`.
         generator: where the weights come from; torch's default generator if not given.
 
     >>> import rotationout as ro
@@ -193,7 +191,7 @@ def sample_shift(
     weight = torch.randn(
         layers, outputs, mean.size(-1), dtype=torch.float64, device=covariance.device, generator=generator
     )
-    return ShiftSample(variance_ratio(noise, weight, mean, covariance, placement=placement, rows=rows))
+    return ShiftSample(variance_ratio(noise, weight, mean, covariance, placement=placement))
 
 
 def _quadratic(weight: Tensor, matrix: Tensor) -> Tensor:
