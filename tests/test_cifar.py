@@ -1,6 +1,7 @@
 """CIFAR-100: read from its files, which may be damaged or worse, split and augmented."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_a_subset_is_of_images_that_are_not_held_out(tmp_path: Path, monkeypatch
 
 def test_runs_that_hold_out_other_images_do_not_share_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "COUNTS", {"train": 400, "test": 200})
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, 1))
     for split in cifar.COUNTS:
         write_cifar(tmp_path, split)
     make = tasks.maker(tmp_path, torch.device("cpu"))

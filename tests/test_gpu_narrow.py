@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +38,7 @@ def exact() -> object:
 @pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-3), ("bf16", 5e-2), ("fp16", 2e-2)])
 def test_steps_are_torchs(precision: str, close: float, authors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks a stage, captured: losses, weights and statistics after some steps, and kernels that were used."""
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(2, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, 2))
     new = make(on_gpu(64), on_gpu(20, seed=1))
     settings = config(
         "none", precision=precision, learning_rate=0.01, ramp=0, network_options={"authors": authors}, batch=32
@@ -84,7 +85,7 @@ def test_what_launches_do_for_others_changes_little(
     module: ModuleType, switch: str, spared: str, precision: str, close: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In captured steps, where gradients come from threads of autograd: and few are taken a second time."""
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(2, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, 2))
     new = make(on_gpu(64), on_gpu(20, seed=1))
     settings = config("none", precision=precision, learning_rate=0.01, ramp=0, batch=32, kernels="fused")
     launches, losses = [], []

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ NOISES = ["none", "dropout keep 0.6", "rotation default sigma 0.816", "rotation 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, 1))
 
 
 def on_gpu(count: int, seed: int = 0) -> Images:

@@ -4,6 +4,7 @@ gradients and statistics. On a GPU if there is one, else interpreted."""
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ ROWS = [
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """One block a stage."""
     for name in ("resnet20", "resnet110"):
-        monkeypatch.setitem(networks.NETWORKS, name, lambda **options: networks.ResNet(1, **options))
+        monkeypatch.setitem(networks.NETWORKS, name, partial(networks.ResNet, 1))
 
 
 def trained(row: ClassificationConfig, x: Tensor) -> dict[str, Tensor]:

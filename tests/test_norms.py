@@ -1,5 +1,7 @@
 """Other normalisations in the networks of experiments: the same weights, and what a seed decides."""
 
+from functools import partial
+
 import pytest
 import torch
 from tests.test_cifar import images
@@ -21,7 +23,7 @@ def config(**changes: object) -> ClassificationConfig:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.NETWORKS, "resnet20", lambda **options: networks.ResNet(1, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet20", partial(networks.ResNet, 1))
 
 
 @pytest.mark.parametrize(

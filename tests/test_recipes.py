@@ -94,6 +94,14 @@ def test_vectors_get_equal_noise_after_every_hidden_layer() -> None:
     assert {(row.subset, row.steps, row.precision) for row in rows.values()} == {(10_000, 5_000, "fp32")}
 
 
+def test_an_option_that_the_network_does_not_have_is_refused() -> None:
+    """It would be in the record, and change nothing; so would one that another field sets."""
+    with pytest.raises(ValueError, match=r"network_options of 'wrn28_10' must be one of 'classes', got 'authors'"):
+        cifar100.wrn28_10().replace(network_options={"authors": True})
+    with pytest.raises(ValueError, match=r"network_options of 'resnet110' must be .* 'silent', got 'fused'"):
+        cifar100.resnet110().replace(network_options={"fused": False})
+
+
 @pytest.mark.parametrize("changes", [{"norm": "group"}, {"ghost_batch": 8}, {"studies": ("variance_shift",)}])
 def test_what_is_about_batchnorm_is_refused_where_there_is_none(changes: dict[str, Any]) -> None:
     """It would be in the record, and change nothing."""

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -245,7 +246,7 @@ def test_a_compiled_run_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None
 
     compile_ = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compile_(self, backend=backend, **options))
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(3, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, 3))
     torch._dynamo.reset()
     settings = config(ramp=0, steps=3, batch=4, kernels="torch")
     plain, compiled = (make(images(12), images(4, seed=1))(settings) for _ in range(2))

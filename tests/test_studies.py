@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ MEASURED = {"top1", "r_mean", "r_max", "stored_r_mean", "stored_r_max"}
 
 def trained(row: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Classification:
     for name in ("resnet20", "resnet110"):
-        monkeypatch.setitem(networks.NETWORKS, name, lambda **options: networks.ResNet(1, **options))
+        monkeypatch.setitem(networks.NETWORKS, name, partial(networks.ResNet, 1))
     config = ROWS[row].replace(**{"steps": 8, "milestones": (6,), "batch": 16, "precision": "fp32", **changes})
     assert isinstance(config, ClassificationConfig)
     run = Classification(config, (images(64), images(40, seed=1)), torch.device("cpu"))
@@ -115,9 +116,9 @@ def test_accuracy_is_that_of_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_layers_that_noise_reaches_in_a_wide_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directly by a convolution: what follows the second one is a sum. Noise before a layer raises its variance."""
-    monkeypatch.setitem(networks.NETWORKS, "wrn28_10", lambda authors, **options: networks.WideResNet(1, 1, **options))
+    monkeypatch.setitem(networks.NETWORKS, "wrn28_10", partial(networks.WideResNet, 1, 1))
     row = {config.row: config for config in TABLES["cifar100_wrn28_10_authors"]()}["dropout keep 0.6"]
-    config = row.replace(steps=8, milestones=(6,), batch=16, precision="fp32", network_options={"authors": True})
+    config = row.replace(steps=8, milestones=(6,), batch=16, precision="fp32")
     run = Classification(config, (images(64), images(40, seed=1)), torch.device("cpu"))
     finish(run)
     found = STUDIES["variance_shift"](run)

@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ ROWS = ["none", "rotation default sigma 0.500"]
 COUNTS = {"train": 100, "test": 100}
 SCRIPT = f"""
 import sys
+from functools import partial
 from rotationout import cli
 from rotationout.experiments import cifar, networks, processes, sweep
 
 cifar.COUNTS, sweep.ROUNDS_TO_AGREE = {COUNTS}, 3
-networks.NETWORKS["resnet110"] = lambda **options: networks.ResNet(1, **options)
+networks.NETWORKS["resnet110"] = partial(networks.ResNet, 1)
 with processes.joined(sys.argv.pop()):
     stopped = cli.main([*sys.argv[1:], "--minutes", "0"])
     assert processes.gather(stopped) == [0] * processes.size()
@@ -53,7 +55,7 @@ def arguments(folder: Path, name: str) -> list[str]:
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with small CIFAR, and in this process the network that the script has."""
     monkeypatch.setattr(cifar, "COUNTS", COUNTS)
-    monkeypatch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(1, **options))
+    monkeypatch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, 1))
     source = np.random.default_rng(0)
     for split, count in COUNTS.items():
         write_cifar(tmp_path, split, data=source.integers(0, 256, (count, 3072), dtype=np.uint8))

@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     forms = [row for row in TABLES[shift.RECIPE]() if row.row in FORMS]
     ghosts = [row for row in TABLES[ghost.RECIPE]() if row.ghost_batch in (0, 8)]  # 0, the whole batch, is 16 here
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(networks.NETWORKS, "resnet110", lambda **options: networks.ResNet(BLOCKS, **options))
-        patch.setitem(networks.NETWORKS, "resnet20", lambda **options: networks.ResNet(1, **options))
+        patch.setitem(networks.NETWORKS, "resnet110", partial(networks.ResNet, BLOCKS))
+        patch.setitem(networks.NETWORKS, "resnet20", partial(networks.ResNet, 1))
         rows = [row.replace(**small, seed=seed) for row in (*forms, *ghosts) for seed in SEEDS]
         places = {"folder": folder, "checkpoints": folder / "c"}
         # All at once: what ends together is cleared away together.

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,8 @@ TABLES = {**cifar100.TABLES, **search.TABLES}
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One block a stage, and one thread, which is faster for it."""
     for name in ("resnet20", "resnet110"):
-        monkeypatch.setitem(networks.NETWORKS, name, lambda **options: networks.ResNet(1, **options))
-    monkeypatch.setitem(
-        networks.NETWORKS, "wrn28_10", lambda authors=False, **options: networks.WideResNet(1, 1, **options)
-    )
+        monkeypatch.setitem(networks.NETWORKS, name, partial(networks.ResNet, 1))
+    monkeypatch.setitem(networks.NETWORKS, "wrn28_10", partial(networks.WideResNet, 1, 1))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ SUBSET_SEED = 1
 """The seed that chooses a subset of the training images, likewise."""
 NARROW = ("resnet20", "resnet110")
 """Networks with few channels, which ``kernels="fused"`` is for."""
+OWN_OPTIONS = ("noise", "stages", "fused")
+"""The options of networks that other fields of a config set."""
 WITHOUT_BATCHNORM = ("mlp",)
 """Networks without BatchNorm, so that there is nothing to replace, and no variance of it to study."""
 
@@ -74,6 +77,9 @@ class ClassificationConfig(ClassifierConfig):
         self._make_tuples("stages", "studies")
         for study in self.studies:
             check_choice("studies", study, STUDIES)
+        known = [name for name in signature(NETWORKS[self.network]).parameters if name not in OWN_OPTIONS]
+        for option in self.network_options:
+            check_choice(f"network_options of {self.network!r}", option, known)
         if not set(self.stages) <= {1, 2, 3}:
             raise ValueError(f"stages are 1, 2 and 3, got {self.stages!r}")
         if self.ghost_batch == 1 or self.ghost_batch > self.batch:

@@ -6,6 +6,7 @@ Beside them a network without convolutions, `MLP`, whose features are vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import cast
 
 import torch
@@ -251,9 +252,9 @@ class MLP(nn.Module):
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "resnet20": lambda **options: ResNet(3, **options),
-    "resnet110": lambda **options: ResNet(18, **options),
-    "wrn28_10": lambda authors=False, **options: WideResNet(4, 10, **options),
+    "resnet20": partial(ResNet, 3),
+    "resnet110": partial(ResNet, 18),
+    "wrn28_10": partial(WideResNet, 4, 10),
     "mlp": MLP,
 }
 """The networks by the names that configs use. Tests build smaller ones from the classes."""

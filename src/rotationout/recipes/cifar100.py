@@ -65,12 +65,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 def resnet110(protocol: str = "authors") -> ClassificationConfig:
     """The base config of ResNet110, without noise; noise goes into its third stage."""
-    return _protocol("resnet110", protocol).replace(stages=(3,), kernels="fused")
+    base = _protocol("resnet110", protocol).replace(stages=(3,), kernels="fused")
+    return base.replace(network_options={"authors": True}) if protocol == "authors" else base
 
 
 def wrn28_10(protocol: str = "authors") -> ClassificationConfig:
     """The base config of WideResNet28-10, without noise; noise goes into its second and third stages."""
-    return _protocol("wrn28_10", protocol).replace(stages=(2, 3), network_options={})
+    return _protocol("wrn28_10", protocol).replace(stages=(2, 3))
 
 
 def _protocol(network: str, protocol: str) -> ClassificationConfig:
@@ -83,7 +84,7 @@ def _protocol(network: str, protocol: str) -> ClassificationConfig:
     )
     if protocol == "paper":
         return base.replace(weight_decay=1e-5)
-    return base.replace(milestones=(32_000, 48_000, 62_400), network_options={"authors": True})
+    return base.replace(milestones=(32_000, 48_000, 62_400))
 
 
 def rows(base: ClassificationConfig) -> list[ClassificationConfig]:
