@@ -93,6 +93,13 @@ def test_a_page_with_placeholders_says_what_they_are_to_those_who_read_its_sourc
     assert told == ("{{" in text), "MyST leaves such a line out of the site"
 
 
+def test_every_number_that_is_made_is_shown_and_every_one_shown_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    made = importlib.import_module("evidence").substitutions()
+    shown = {name for page in PAGES for name in re.findall(r"{{ (\w+) }}", (DOCS / page).read_text(encoding="utf-8"))}
+    assert shown == made.keys()
+
+
 def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     used = {
         (match[1], tuple(re.findall(r"--\w+", match[2])))

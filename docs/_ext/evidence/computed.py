@@ -19,17 +19,8 @@ def texts() -> dict[str, str]:
     for p in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5):
         lam = strength.to_lam("dropout", p)
         degrees = math.degrees(strength.from_lam("uniform_angle", lam))
-        others = [strength.from_lam(kind, lam) for kind in ("gaussian_tan", "uniform_tan", "uout")]
-        strengths.append(
-            [
-                f"{p:g}",
-                f"{lam:.4f}",
-                f"{others[0]:.3f}",
-                f"{others[1]:.3f}",
-                f"{degrees:.1f}°",
-            ]
-        )
-        strengths[-1].append(f"{others[2]:.3f}")
+        sigma, bound, beta = (f"{strength.from_lam(kind, lam):.3f}" for kind in ("gaussian_tan", "uniform_tan", "uout"))
+        strengths.append([f"{p:g}", f"{lam:.4f}", sigma, bound, f"{degrees:.1f}°", beta])
     header = ["p", "λ", "σ of tan θ", "bound of tan θ", "bound of θ", "β of Uout"]
     rules = [[f"`{name}`", (rule.__doc__ or "").partition("\n")[0]] for name, rule in RULES.items()]
     kinds = [[f"`{name}`", kind.summary, kind.strength] for name, kind in registry.KINDS.items()]

@@ -14,17 +14,22 @@ from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed
 from .accuracy import TABLE1
 from .cells import RESULTS, span
 
-__all__ = ["NAMES", "texts"]
+__all__ = ["ROWS", "texts"]
 
-NAMES = {
-    "none": "none",
-    "Dropout-a, centred": "dropout_a",
-    "Dropout-b": "dropout_b",
-    "Dropout-b, centred": "dropout_b_centred",
-    "RotationOut-a": "rotation_a",
-    "RotationOut-b": "rotation_b",
+ROWS = {
+    "none": ("none", "top1_trained"),
+    "Dropout-a, centred": (
+        "dropout_a",
+        "r span largest stored_trained stored_divided first_corrected last_corrected top1_trained top1_recalibrated "
+        "gain_recalibrated",
+    ),
+    "Dropout-b": ("dropout_b", "r stored_trained stored_divided"),
+    "Dropout-b, centred": ("dropout_b_centred", "r top1_trained"),
+    "RotationOut-a": ("rotation_a", "largest top1_trained top1_recalibrated gain_recalibrated"),
+    "RotationOut-b": ("rotation_b", "top1_trained"),
 }
-"""What the rows of the table are called in the names of numbers."""
+"""What the rows of the table are called in the names of numbers, and the numbers of each that pages use: what is
+measured, and in which state. The names are shift_top1_trained_none and so on."""
 
 
 def texts() -> dict[str, str]:
@@ -57,7 +62,11 @@ def texts() -> dict[str, str]:
         "coadaptation_compared": compared[1],
         **{f"shift_place_p_{key}": shown_p(p) for key, p in _places(rows).items()},
         **_centring(rows),
-        **{key: text for row, runs in rows.items() for key, text in _row(NAMES[row], runs).items()},
+        **{
+            f"shift_{number}_{name}": _number(rows[row], *number.split("_"))
+            for row, (name, numbers) in ROWS.items()
+            for number in numbers.split()
+        },
     }
 
 
@@ -75,28 +84,22 @@ def _centring(rows: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
     return {"shift_centring": signed(gain.mean), "shift_centring_p": shown_p(gain.p)}
 
 
-def _row(name: str, runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Numbers of one form of noise: r, what is stored before and after repairs, accuracy, and what repairs add."""
-    blocks = [statistics.fmean(block) for block in zip(*(_state(run)["r_mean"] for run in runs), strict=True)]
-    found = {
-        f"shift_r_{name}": spread([statistics.fmean(_state(run)["r_mean"]) for run in runs]),
-        f"shift_span_{name}": span(blocks),
-        f"shift_largest_{name}": spread([max(_state(run)["r_max"]) for run in runs]),
+def _number(runs: list[dict[str, Any]], what: str, state: str = "trained") -> str:
+    """A number of one form of noise: r, what is stored, accuracy, or what a repair adds to it."""
+    measured = [_state(run, state) for run in runs]
+    if what == "span":
+        return span([statistics.fmean(block) for block in zip(*(one["r_mean"] for one in measured), strict=True)])
+    if what == "gain":
+        return signed(*mean_sd([_state(run, state)["top1"] - _state(run)["top1"] for run in runs]))
+    values = {
+        "r": lambda one: statistics.fmean(one["r_mean"]),
+        "largest": lambda one: max(one["r_max"]),
+        "stored": lambda one: statistics.fmean(one["stored_r_mean"]),
+        "first": lambda one: one["stored_r_mean"][0],
+        "last": lambda one: one["stored_r_mean"][-1],
+        "top1": lambda one: one["top1"],
     }
-    for state in shift.STATES:
-        measured = [_state(run, state) for run in runs if "top1" in _state(run, state)]
-        if not measured:
-            continue
-        stored = [one["stored_r_mean"] for one in measured]
-        gains = [_state(run, state)["top1"] - _state(run)["top1"] for run in runs]
-        found |= {
-            f"shift_top1_{state}_{name}": spread([one["top1"] for one in measured]),
-            f"shift_gain_{state}_{name}": signed(*mean_sd(gains)),
-            f"shift_stored_{state}_{name}": spread([statistics.fmean(blocks) for blocks in stored]),
-            f"shift_first_{state}_{name}": spread([blocks[0] for blocks in stored]),
-            f"shift_last_{state}_{name}": spread([blocks[-1] for blocks in stored]),
-        }
-    return found
+    return spread([values[what](one) for one in measured])
 
 
 def _state(run: dict[str, Any], state: str = "trained") -> dict[str, Any]:
