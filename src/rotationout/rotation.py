@@ -21,6 +21,7 @@ from torch import Tensor
 
 from . import pairing, strength
 from .kernels import dispatch
+from .kernels.angles import tan_of_uniform
 
 __all__ = ["Draw", "Rotation", "sample_rotation"]
 
@@ -328,18 +329,6 @@ def _sample_tan(shape: tuple[int, ...], scale: float | Tensor, draw: Draw, sourc
     if not one_sided:
         uniform = 2 * uniform - 1
     return tan_of_uniform(uniform, draw.law, scale)
-
-
-def tan_of_uniform(uniform: Tensor, law: str, scale: float | Tensor) -> Tensor:
-    """Map numbers uniform in (−1, 1) or (0, 1) to tan θ, for every law but ``gaussian_tan``."""
-    if law == "uniform_tan":
-        return uniform * scale
-    if law == "uniform_angle":
-        return (uniform * scale).tan()
-    sigma = scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=uniform.dtype, device=uniform.device)
-    inside = torch.erf(strength.ANGLE_LIMIT / (math.sqrt(2) * sigma))
-    quantile = (uniform * inside).clamp(-1 + 2**-24, 1 - 2**-24)  # erfinv is infinite at ±1
-    return (math.sqrt(2) * sigma * torch.erfinv(quantile)).tan()
 
 
 def sample_blocks(

@@ -8,7 +8,7 @@ import torch
 import rotationout as ro
 from rotationout import pairing
 from rotationout.functional import rotate
-from rotationout.rotation import tan_of_uniform
+from rotationout.kernels.angles import tan_of_uniform
 from rotationout.strength import ANGLE_LIMIT
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ... import pairing
-from ...rotation import tan_of_uniform
+from ..angles import tan_of_uniform
 from ..opaque import SORT_LIMIT
 from . import choose
 from .launch import Program
