@@ -4,9 +4,9 @@ A rotation pairs the features of a vector and turns every pair by one angle (lab
 
     R = M(θ, P) / cos θ = I + tan θ · A,        (u, v) → (u + v·tan θ, v − u·tan θ).
 
-Rotations are drawn here only. All random numbers come from torch's own generators, so seeding, activation
-checkpointing, CUDA graphs, vmap and torch.compile behave as they do for ``torch.rand``. A draw does not depend on the
-dtype of the features.
+Rotations are drawn here only. Torch's own generators give all random numbers, or on a GPU the seed of those that a
+kernel makes, so seeding, activation checkpointing, CUDA graphs, vmap and torch.compile behave as they do for
+``torch.rand``. A draw does not depend on the dtype of the features.
 """
 
 from __future__ import annotations

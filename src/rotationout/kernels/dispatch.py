@@ -1,4 +1,8 @@
-"""The choice of the implementation: nothing else decides which one runs."""
+"""The choice of the implementation.
+
+Two modules run the reference without asking: `rotationout.kernels.autograd` where every step must be torch's own, and
+`rotationout.kernels.triton` for what its programs do not take.
+"""
 
 from __future__ import annotations
 

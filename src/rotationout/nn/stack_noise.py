@@ -1,4 +1,4 @@
-"""Noises inside a recurrent network: `noise_for` makes a copy for each place, `disturb` applies it to sequences."""
+"""Noises on sequences inside a network: `noise_for` makes a copy for each place, `disturb` applies it."""
 
 from __future__ import annotations
 
