@@ -96,10 +96,6 @@ IDEAS: dict[str, Idea] = {
     "few parts": Idea({"SMALL_ROWS": 0}, [SMALL_LAST]),
     "large tiles of few": Idea({"FEW_TILE": 8192}, [SMALL_LAST]),
     "registers for all at once": Idea({"FEW_REGISTERS": (0, 0)}, [STAGE_3, SMALL, SMALL_LAST]),
-    "rows in shared memory": Idea(
-        {"ROW_SHARED": False, "ROW_FEATURES": (256, 0), "ROW_WARPS": (1, 2, 4)},
-        [LARGE_LAST, STAGE_3, SMALL_LAST],
-    ),
     "rows of more than 256": Idea({"ROW_FEATURES": (256, 0)}, [STAGE_4, STAGE_4_SMALL, WIDE]),
     "rows of 32 bits in shared memory": Idea({"ROW_FEATURES": (8192, 0)}, [STAGE_3_FP32]),
     "long rows in shared memory": Idea({"ROW_FEATURES": (1024, 0)}, [LONG_ROWS, LONG_ROWS_FP32], "permutation"),

@@ -182,13 +182,9 @@ def test_structured_turns_of_features_that_do_not_start_at_a_word(features: int)
 
 
 @pytest.mark.usefixtures("_poisoned")
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("features", [64, 70, 257, 600])
-def test_rows_meet_in_shared_memory_or_by_shuffles(
-    features: int, shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_meet_in_shared_memory(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(12)
-    monkeypatch.setattr(sizes, "ROW_SHARED", shared)
     monkeypatch.setattr(arrangements, "_plans", {})
     cases = ("example", torch.bfloat16, False), ("batch", torch.float16, True), ("batch", torch.float32, False)
     for pairing_per, dtype, adjoint in cases:
@@ -198,7 +194,6 @@ def test_rows_meet_in_shared_memory_or_by_shuffles(
         assert_near(rotate_centred(x, None, *draw, 1, adjoint), expected, dtype)
     programs = [program for plan, _ in arrangements._plans.values() for program in plan.programs.values()]
     assert [program.kernel for program in programs] == [rows_kernel] * 3
-    assert all(program.constants["FLAT"] == shared for program in programs)
 
 
 def assert_turned_about_all(x: Tensor, mean: Tensor, weight: Tensor, pairing_per: str, adjoint: bool) -> None:

@@ -75,8 +75,7 @@ def turn(
         return Program(
             rows_kernel, count * cdiv(rows, height * tiles), features // piece, rows,
             *plan.tan, plan.pairs[0], *weight, **common, **after, DTYPE=None if wide else _dtype(x),
-            FLAT=sizes.ROW_SHARED, PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r, TILES=tiles,
-            num_warps=warps, registers=most,
+            PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r, TILES=tiles, num_warps=warps, registers=most,
         )  # fmt: skip
 
     form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}

@@ -32,22 +32,20 @@ def store_turned(y, own, other, t, shift, weight, p, known, rows, weight_p, SHIF
 
 
 @triton.jit
-def exchange(words, partner, FLAT: tl.constexpr):
+def exchange(words, partner):
     """Every feature's word from where its partner is, rows by features.
 
-    Where a warp holds whole rows, the compiler exchanges them by a shuffle and a choice for each of the words that a
-    thread has of a row; with FLAT, all rows as one and several warps, in shared memory.
+    All rows are one, with several warps, so that the compiler goes through shared memory: along rows that a warp holds,
+    it would take a shuffle and a choice for each of the words that a thread has of a row.
     """
-    if not FLAT:
-        return tl.gather(words, tl.broadcast_to(partner[None, :], words.shape), 1)
     place = tl.arange(0, words.shape[0])[:, None] * words.shape[1] + partner[None, :]
     return tl.reshape(tl.gather(tl.ravel(words), tl.ravel(place), 0), words.shape)
 
 
 @triton.jit
-def exchange_halves(one, two, partner, DTYPE: tl.constexpr, FLAT: tl.constexpr):
+def exchange_halves(one, two, partner, DTYPE: tl.constexpr):
     """The same of two tiles of rows, whose features of 16 bits share words."""
-    words = exchange(pack(one, two, DTYPE), partner, FLAT)
+    words = exchange(pack(one, two, DTYPE), partner)
     return low_half(words, DTYPE), high_half(words, DTYPE)
 
 
@@ -83,7 +81,6 @@ def rows_kernel(
     SHIFT: tl.constexpr,
     WEIGHT: tl.constexpr,
     DTYPE: tl.constexpr,
-    FLAT: tl.constexpr,
     PIECE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -95,8 +92,8 @@ def rows_kernel(
 
     That goes by 32 bits at a time. Of features of 16 bits, whose dtype is DTYPE, those of two rows go to a word; for
     features of 32 bits DTYPE is None. ``pieces`` times PIECE is their number: so the compiler knows what divides it.
-    MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. FLAT: see `exchange`. A program
-    has TILES tiles of rows: what is the same for all rows it reads once, and a tile while that before is turned.
+    MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. A program has TILES
+    tiles of rows: what is the same for all rows it reads once, and a tile while that before is turned.
     """
     features = pieces * PIECE
     height: tl.constexpr = BLOCK_R if DTYPE is None else 2 * BLOCK_R
@@ -133,12 +130,12 @@ def rows_kernel(
         if TILES > 1:
             one, t = tile_of(x + at, tan, p, known, last, tan_p, cache)
         if DTYPE is None:
-            other = sign * exchange(own - m, partner, FLAT)
+            other = sign * exchange(own - m, partner)
         else:
             second, second_angle = two, u
             if TILES > 1:
                 two, u = tile_of(x + at + step, tan, p + BLOCK_R, known, last, tan_p, cache)
-            low, high = exchange_halves(own, second, partner, DTYPE, FLAT)
+            low, high = exchange_halves(own, second, partner, DTYPE)
             other = sign * low - m
             store_turned(
                 y + there + step, second, sign * high - m, second_angle, s, weight, here + BLOCK_R, known, last,

@@ -25,9 +25,9 @@ PAIR_TILE, PAIR_WARPS, PAIR_TILES = (1024, 2048), (2, 4), 2
 ROW_FEATURES = 8192, 8192
 """The most features that are exchanged in shared memory, of 16 and of 32 bits. Half as many if their number is no
 multiple of 8, as a thread needs more registers to load them one by one."""
-ROW_TILE, ROW_WARPS, ROW_SHARED = (512, 1024, 2048), (2, 2, 4), True
+ROW_TILE, ROW_WARPS = (512, 1024, 2048), (2, 2, 4)
 """Words that are exchanged at once, and warps, each for up to 64 features, for up to 256 and for more; rows longer than
-a tile have proportionally more of both. Whether to exchange them in shared memory."""
+a tile have proportionally more of both."""
 ROW_REGISTERS = 64
 """The most registers of a thread if a program has more than 8 warps, so that two programs run at once."""
 ROW_WALK, ROW_WALK_FEATURES, ROW_WALK_PROGRAMS = 8, 4096, 1056
