@@ -40,67 +40,89 @@ def turn(
 
     ``parts`` says in how many parts m and s come, 0 if there is none. ``centred``: the last launch added them up.
     """
-    layout, kind = plan.layout, plan.kind
-    features, rows, count = layout.features, layout.rows, layout.n
     weight = plan.weight if weighted else (0, 0)
     again = parts != (0, 0)  # a sum has read x, also where the mean is a running one
     few = x.numel() <= sizes.FEW
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
     common["BACKWARDS"] = sizes.BACKWARDS and again
-    after = {"FOLLOWS": follows(BESIDE if centred and few else AFTER)}
+    if _by_lanes(plan):  # its programs do not start early
+        return _lanes_turn(plan, x, weight, common, packed, again)
+    common["FOLLOWS"] = follows(BESIDE if centred and few else AFTER)
     registers = sizes.FEW_REGISTERS if few else (0, 0)
     if _by_pairs(plan):
-        small = rows <= 64
-        block = min(sizes.PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
-        channels = max(1, min(sizes.PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
-        tiles = min(sizes.PAIR_TILES, cdiv(rows, block))
-        strips, splits = cdiv(features, channels), cdiv(rows, block * tiles)
-        piece = _piece(rows)
-        return Program(
-            pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
-            plan.tan[0], plan.pairs[0], *weight, **common, **after, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
-            CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=sizes.PAIR_WARPS[small], registers=registers[0],
-        )  # fmt: skip
+        return _pairs_turn(plan, weight, common, registers[0])
     if _by_rows(plan, x):
-        size = (features > 64) + (features > 256)
-        block_c = next_power_of_2(features)
-        block_r = max(1, min(sizes.ROW_TILE[size] // block_c, next_power_of_2(rows)))
-        warps = sizes.ROW_WARPS[size] * max(1, block_c // sizes.ROW_TILE[size])
-        wide, piece = x.element_size() == 4, _piece(features)
-        height = block_r if wide else 2 * block_r
-        most = sizes.ROW_REGISTERS if warps > 8 else registers[1]
-        tiles = _row_tiles(layout, height, block_c) if again else 1
-        if tiles > 1:
-            warps, most = warps * 2, sizes.ROW_REGISTERS
-        return Program(
-            rows_kernel, count * cdiv(rows, height * tiles), features // piece, rows,
-            *plan.tan, plan.pairs[0], *weight, **common, **after, DTYPE=None if wide else _dtype(x),
-            PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r, TILES=tiles, num_warps=warps, registers=most,
-        )  # fmt: skip
+        return _rows_turn(plan, x, weight, common, registers[1], again)
+    return _gather_turn(plan, weight, common)
 
-    form = {"LANES": pairing.lanes(features), "ODD": features % 2 == 1}
-    if kind == STRUCTURED and layout.last:
-        lanes = 2 * form["LANES"]
-        size = 2 if features > 1024 else int(next_power_of_2(features) != features)
-        block_b = _even_block(cdiv(features, lanes), max(1, sizes.LANES_TILE[size] // lanes))
-        block_r = max(1, min(sizes.LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
-        block_h = max(1, min(sizes.LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * sizes.LANES_WARPS[size])))
-        words = sizes.LANES_WORDS and packed and features % 4 == 0
-        warps = sizes.LANES_WARPS[size] * x.element_size() // 2
-        return Program(
-            lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
-            **common, **form, MANY=count > 1, PACKED=_dtype(x) if words else None,
-            PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not form["ODD"], ASM=_by_instructions(x),
-            LATE=sizes.LANES_LATE and again, BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h,
-            words=2 * words, num_warps=warps,
-            registers=sizes.LANES_REGISTERS[size] if again and _few_registers(layout, x) else 0,
-        )  # fmt: skip
 
-    block_c, block_p, span, warps = _gather_blocks(layout, kind)
+def _pairs_turn(plan: Plan, weight: tuple[int, int], common: dict[str, int], registers: int) -> Program:
+    """`turn` on maps with one pairing, pair by pair."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    small = rows <= 64
+    block = min(sizes.PAIR_TILE[small], next_power_of_2(rows) // (2 if rows > 256 else 1))
+    channels = max(1, min(sizes.PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
+    tiles = min(sizes.PAIR_TILES, cdiv(rows, block))
+    strips, splits = cdiv(features, channels), cdiv(rows, block * tiles)
+    piece = _piece(rows)
     return Program(
-        gather_kernel, count * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
-        *layout.strides, *plan.tan, *plan.pairs, *weight, **common, **form, **after, KIND=kind,
-        BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
+        pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
+        plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
+        CHANNELS=channels, BLOCK=block, TILES=tiles, num_warps=sizes.PAIR_WARPS[small], registers=registers,
+    )  # fmt: skip
+
+
+def _rows_turn(
+    plan: Plan, x: Tensor, weight: tuple[int, int], common: dict[str, int], registers: int, again: bool
+) -> Program:
+    """`turn` of rows with one pairing, whole rows at a time."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    size = (features > 64) + (features > 256)
+    block_c = next_power_of_2(features)
+    block_r = max(1, min(sizes.ROW_TILE[size] // block_c, next_power_of_2(rows)))
+    warps = sizes.ROW_WARPS[size] * max(1, block_c // sizes.ROW_TILE[size])
+    wide, piece = x.element_size() == 4, _piece(features)
+    height = block_r if wide else 2 * block_r
+    most = sizes.ROW_REGISTERS if warps > 8 else registers
+    tiles = _row_tiles(plan.layout, height, block_c) if again else 1
+    if tiles > 1:
+        warps, most = warps * 2, sizes.ROW_REGISTERS
+    return Program(
+        rows_kernel, count * cdiv(rows, height * tiles), features // piece, rows,
+        *plan.tan, plan.pairs[0], *weight, **common, DTYPE=None if wide else _dtype(x),
+        PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r, TILES=tiles, num_warps=warps, registers=most,
+    )  # fmt: skip
+
+
+def _lanes_turn(
+    plan: Plan, x: Tensor, weight: tuple[int, int], common: dict[str, int], packed: bool, again: bool
+) -> Program:
+    """`turn` of rows with structured pairings."""
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    lanes, odd = 2 * pairing.lanes(features), features % 2 == 1
+    size = 2 if features > 1024 else int(next_power_of_2(features) != features)
+    block_b = _even_block(cdiv(features, lanes), max(1, sizes.LANES_TILE[size] // lanes))
+    block_r = max(1, min(sizes.LANES_TILE[size] // (block_b * lanes), next_power_of_2(rows)))
+    block_h = max(1, min(sizes.LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * sizes.LANES_WARPS[size])))
+    words = sizes.LANES_WORDS and packed and features % 4 == 0
+    return Program(
+        lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
+        **common, LANES=lanes // 2, ODD=odd, MANY=count > 1, PACKED=_dtype(x) if words else None,
+        PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not odd, ASM=_by_instructions(x),
+        LATE=sizes.LANES_LATE and again, BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h,
+        words=2 * words, num_warps=sizes.LANES_WARPS[size] * x.element_size() // 2,
+        registers=sizes.LANES_REGISTERS[size] if again and _few_registers(plan.layout, x) else 0,
+    )  # fmt: skip
+
+
+def _gather_turn(plan: Plan, weight: tuple[int, int], common: dict[str, int]) -> Program:
+    """`turn` of anything else, element by element."""
+    features, rows = plan.layout.features, plan.layout.rows
+    block_c, block_p, span, warps = _gather_blocks(plan.layout, plan.kind)
+    return Program(
+        gather_kernel, plan.layout.n * cdiv(features, span) * cdiv(rows, block_p), features, rows, span,
+        *plan.layout.strides, *plan.tan, *plan.pairs, *weight, **common, LANES=pairing.lanes(features),
+        ODD=features % 2 == 1, KIND=plan.kind, BLOCK_C=block_c, BLOCK_P=block_p, num_warps=warps,
     )  # fmt: skip
 
 
@@ -181,7 +203,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
     lanes, odd = pairing.lanes(features), features % 2 == 1
-    if plan.kind == STRUCTURED and layout.last:
+    if _by_lanes(plan):
         words = packed and features % 4 == 0
         part = lanes if words else min(lanes, 4)
         parts = next_power_of_2(features // part)
@@ -248,6 +270,10 @@ def _row_tiles(layout: Layout, height: int, block_c: int) -> int:
 def _by_pairs(plan: Plan) -> bool:
     rows = plan.layout.rows
     return plan.kind == SHARED and not plan.layout.last and rows >= sizes.PAIR_POSITIONS[rows % 2]
+
+
+def _by_lanes(plan: Plan) -> bool:
+    return plan.kind == STRUCTURED and plan.layout.last
 
 
 def _dtype(x: Tensor) -> Any:

@@ -92,8 +92,8 @@ def rows_kernel(
 
     That goes by 32 bits at a time. Of features of 16 bits, whose dtype is DTYPE, those of two rows go to a word; for
     features of 32 bits DTYPE is None. ``pieces`` times PIECE is their number: so the compiler knows what divides it.
-    MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. A program has TILES
-    tiles of rows: what is the same for all rows it reads once, and a tile while that before is turned.
+    MEAN and SHIFT say in how many parts the mean and the shift come, to be added up. A program has TILES tiles
+    of rows: what is the same for all rows it reads once, and a tile while that before is turned.
     """
     features = pieces * PIECE
     height: tl.constexpr = BLOCK_R if DTYPE is None else 2 * BLOCK_R
