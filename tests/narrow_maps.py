@@ -109,8 +109,7 @@ def fused(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, relu: bool, 
 
 
 def statistics_of(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """Mean and 1/√(var + ε), as a convolution gives them, and with them in the running statistics."""
-    norm(x)
+    """Mean and 1/√(var + ε), as a convolution gives them; that also follows them, which the norm then must not do."""
     var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     return torch.stack([mean, (var + norm.eps).rsqrt()])
 
