@@ -198,9 +198,9 @@ def test_the_papers_placements(make: Callable[[], nn.Module]) -> None:
 def test_a_resnet152_takes_less_than_a_second() -> None:
     with torch.device("meta"):
         model = vision("resnet152")
-    start = time.perf_counter()
+    start = time.process_time()  # whatever else the machine does
     assert len(ro.insert(model, MAPS, before=nn.Conv2d)) == 155
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_a_model_with_rotations_in_its_code_is_loaded_with_their_strength(tmp_path: Path) -> None:

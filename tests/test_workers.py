@@ -155,22 +155,26 @@ def test_failures_of_one_kind_are_of_that_kind(tmp_path: Path) -> None:
 
 def test_an_interrupt_is_passed_on_and_all_go_on_later(tmp_path: Path) -> None:
     """Both write a checkpoint; what they do then is what they would have done."""
-    long = work(tmp_path, "a", "b", steps=3000)
+    long, ended = work(tmp_path, "a", "b", steps=100_000), threading.Event()
 
     def interrupt() -> None:
-        while len(list((tmp_path / "notes").iterdir())) < 2:
+        deadline = time.monotonic() + 90
+        while len(list((tmp_path / "notes").iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
+        if not ended.wait(0.3):
+            os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        share_out(long, 2)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            share_out(long, 2)
+    finally:
+        ended.set()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     kept = [torch.load(path, weights_only=True)["state"]["step"] for path in (tmp_path / "kept").rglob("*.pt")]
     assert len(kept) == 2
-    assert all(0 < step < 3000 for step in kept)
+    assert all(0 < step < 100_000 for step in kept)
     assert share_out(Share(**{**vars(long), "deadline": 0.0}), 2) == list(long.configs), "no time is left"
 
 
