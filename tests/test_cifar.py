@@ -1,24 +1,17 @@
 """CIFAR-100: read from its files, which may be damaged or worse, split and augmented."""
 
-import pickle
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cifar_images import images, write_cifar
 
 from rotationout.experiments import cifar, networks, tasks
-from rotationout.experiments.cifar import Images
 from rotationout.experiments.classification import load_images
 from rotationout.recipes.cifar100 import mlp_rows, resnet110
 
 np = pytest.importorskip("numpy")
-
-
-def images(count: int, seed: int = 0) -> Images:
-    source = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=source)
-    return Images(pixels, torch.randint(100, (count,), generator=source))
 
 
 def test_augmentation_pads_cuts_and_mirrors() -> None:
@@ -42,19 +35,6 @@ def test_cuts_are_drawn_evenly() -> None:
         share = 1 / values
         assert (counts - 9000 * share).abs().max() < 5 * (9000 * share * (1 - share)) ** 0.5
     assert torch.corrcoef(cuts.T.float()).fill_diagonal_(0).abs().max() < 5 / 9000**0.5
-
-
-def write_cifar(folder: Path, split: str, **changes: object) -> Path:
-    count = cifar.COUNTS[split]
-    content = {
-        "data": np.zeros((count, 3072), dtype=np.uint8),
-        "fine_labels": [i % 100 for i in range(count)],
-        **changes,
-    }
-    path = folder / "cifar-100-python" / split
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps(content, protocol=2))
-    return path
 
 
 def test_cifar_is_read_from_its_standard_layout(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("typer")
+from tests.command_line import SOURCE, said, typed
 from typer.testing import CliRunner
 
 import rotationout as ro
@@ -23,21 +22,7 @@ from rotationout.experiments import digits
 from rotationout.recipes import TABLES
 from rotationout.report.modules import module_of
 
-SOURCE = str(Path(ro.__file__).parents[1])
 RESULTS = Path(__file__).parents[1] / "results"
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    """All of stderr in one line, without the frames of messages."""
-    return " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
-
-
-def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, as a shell starts it."""
-    around = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "rotationout.cli", *words], capture_output=True, text=True, env=around, timeout=120
-    )
 
 
 def examples(name: str) -> list[list[str]]:

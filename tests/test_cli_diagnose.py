@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_cli import said
+from tests.command_line import said
 
 from rotationout import analysis, cli
 from rotationout.cli import diagnose, loading

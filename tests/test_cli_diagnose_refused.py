@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_cli import said
+from tests.command_line import said
 from tests.test_cli_diagnose import here as here  # a fixture
 
 from rotationout import cli

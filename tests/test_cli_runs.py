@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.test_cli import said
+from tests.command_line import said
 from tests.test_run import plane as plane  # a fixture
 
 from rotationout import cli

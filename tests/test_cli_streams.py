@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
-from tests.test_cli import SOURCE, said, typed
+from tests.command_line import SOURCE, said, typed
 
 from rotationout import cli
 from rotationout.cli import app

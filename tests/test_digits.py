@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_cli import said
+from tests.command_line import said
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")

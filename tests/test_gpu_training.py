@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_cifar import images
+from tests.cifar_images import images
 from tests.test_snapshot import odd_tensors
 from tests.test_torchrun import arguments, launch, records
 from tests.test_torchrun import data as data  # a fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.test_cifar import images
+from tests.cifar_images import images
 from tests.test_training import _small as _small  # a fixture
 from tests.test_training import config, make
 from torch import nn

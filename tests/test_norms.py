@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.test_cifar import images
+from tests.cifar_images import images
 from torch import nn
 
 from rotationout.experiments import networks, processes

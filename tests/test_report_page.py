@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.test_cli import said
+from tests.command_line import said
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

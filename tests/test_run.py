@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.test_cifar import images
-from tests.test_cli import said
+from tests.cifar_images import images
+from tests.command_line import said
 from tests.test_training import _small as _small  # a fixture
 from tests.test_training import config, make
 from tests.training_runs import assert_resumes, finish

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.command_line import said
 from tests.launching import torchrun
 from tests.speech_corpora import AN4, made, needs_an4, needs_soundfile
-from tests.test_cli import said
 from tests.training_runs import _one_thread as _one_thread  # a fixture
 from tests.training_runs import assert_resumes, assert_tests_in_eval_mode, finish
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_cifar import images
+from tests.cifar_images import images
 from tests.training_runs import finish
 
 from rotationout.analysis import coadaptation

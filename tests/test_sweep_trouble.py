@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_cli import SOURCE, said
+from tests.command_line import SOURCE, said
 from tests.test_run import Plane, rows
 from tests.test_run import plane as plane  # a fixture
 

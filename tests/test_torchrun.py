@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cifar_images import write_cifar
 from tests.launching import torchrun
-from tests.test_cifar import write_cifar
 from torch import Tensor, nn
 
 from rotationout import cli

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 pytest.importorskip("scipy")
 
-from tests.test_cifar import images
+from tests.cifar_images import images
 from tests.test_training import make
 
 from rotationout import cli

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_cifar import images, write_cifar
-from tests.test_cli import said
+from tests.cifar_images import images, write_cifar
+from tests.command_line import said
 from tests.training_runs import assert_resumes, finish
 
 import rotationout as ro
