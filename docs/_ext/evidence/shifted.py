@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from rotationout.experiments.records import mean_sd
@@ -91,7 +92,7 @@ def _number(runs: list[dict[str, Any]], what: str, state: str = "trained") -> st
         return span([statistics.fmean(block) for block in zip(*(one["r_mean"] for one in measured), strict=True)])
     if what == "gain":
         return signed(*mean_sd([_state(run, state)["top1"] - _state(run)["top1"] for run in runs]))
-    values = {
+    values: dict[str, Callable[[dict[str, Any]], float]] = {
         "r": lambda one: statistics.fmean(one["r_mean"]),
         "largest": lambda one: max(one["r_max"]),
         "stored": lambda one: statistics.fmean(one["stored_r_mean"]),
