@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_cli import said
+from tests.command_line import said
 from torch import nn
 
 pytest.importorskip("sklearn")

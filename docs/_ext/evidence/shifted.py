@@ -25,7 +25,7 @@ ROWS = {
         "gain_recalibrated",
     ),
     "Dropout-b": ("dropout_b", "r stored_trained stored_divided"),
-    "Dropout-b, centred": ("dropout_b_centred", "r top1_trained"),
+    "Dropout-b, centred": ("dropout_b_centred", "r stored_trained top1_trained"),
     "RotationOut-a": ("rotation_a", "largest top1_trained top1_recalibrated gain_recalibrated"),
     "RotationOut-b": ("rotation_b", "top1_trained"),
 }
