@@ -85,10 +85,8 @@ def _forms() -> dict[str, str]:
     study = FormsStudy.load(RESULTS / "forms.json")
     zeros = "zeros stay zero"
     gaps = {
-        "forms_dropout": ("Dropout", "default"),
         "forms_over_none": ("default", "no noise"),
         "forms_over_dropout2d": ("default", "Dropout2d"),
-        "forms_centre_maps": ("default", "about the origin"),
         "forms_dropout_same_centre": (CENTRED, "default"),
         "forms_origin_symmetric": (ORIGIN_SYMMETRIC, ORIGIN),
         "forms_best_origin": (f"{ORIGIN}, p = {BEST_ABOUT_ORIGIN:g}", f"p = {BEST_ABOUT_ORIGIN:g}"),
@@ -101,7 +99,6 @@ def _forms() -> dict[str, str]:
             "zeros": (zeros, DEFAULT),
             "dropout": ("Dropout", DEFAULT),
             "dropout_zeros": ("Dropout", zeros),
-            "dropout_centre": (CENTRED, "Dropout"),
         }
         for name, pair in pairs.items():
             found[f"forms_{name}_{network}"] = signed(*study.paired_difference(network, *pair), scale=100)
@@ -109,6 +106,7 @@ def _forms() -> dict[str, str]:
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
     return {
         **found,
+        "forms_dropout_centre_vectors": signed(*study.paired_difference("vectors", CENTRED, "Dropout"), scale=100),
         "forms_centre_table": _centres(study),
         "forms_seeds": str(study.settings["seeds"]),
         "forms_p": f"{study.settings['p']:g}",
@@ -363,11 +361,10 @@ def _blocks() -> dict[str, str]:
         scores = {row: [run[score] for run in runs] for row, runs in by_row(read_records(RESULTS, recipe)).items()}
         lead = mean_lead([(scores["rotation block"], scores["rotation"])])
         found |= {f"blocks_{recipe}": f"{lead.mean:.1f}", f"blocks_{recipe}_p": shown_p(lead.p)}
-        named = {"rotation": "rotation", "dropout": "dropout keep 0.7", "spatial": "spatial dropout keep 0.9"}
-        for key, row in named.items():
-            if row in scores:
-                behind = mean_lead([(scores[row], scores["none"])])
-                found |= {f"{recipe}_{key}": f"{abs(behind.mean):.1f}", f"{recipe}_{key}_p": shown_p(behind.p)}
+    named = {"rotation": "rotation", "dropout": "dropout keep 0.7", "spatial": "spatial dropout keep 0.9"}
+    behind = {key: mean_lead([(scores[row], scores["none"])]) for key, row in named.items()}
+    found |= {f"imagewoof_{key}": f"{abs(lead.mean):.1f}" for key, lead in behind.items()}
+    found["imagewoof_spatial_p"] = shown_p(behind["spatial"].p)
     return found
 
 
