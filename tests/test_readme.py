@@ -15,11 +15,9 @@ from benchmarks.tables import gpu_table
 import rotationout as ro
 from rotationout.bench.noises import DEFAULT
 from rotationout.cli.app import COMMANDS
-from rotationout.experiments.forms import DEFAULT as DEFAULT_FORM
-from rotationout.experiments.forms import FormsStudy
 from rotationout.experiments.records import Study
 from rotationout.experiments.results import read_records
-from rotationout.report.cells import by_row, p_value, signed, spread
+from rotationout.report.cells import by_row, p_value, spread
 from rotationout.report.digits import difference, percent
 from rotationout.report.verdicts import LEVEL
 
@@ -122,12 +120,7 @@ def test_accuracies_on_digits_are_those_of_the_record() -> None:
     assert cells_of("handwritten digits") == [none, f"{dropout} ({study.p:g})", f"{rotation} ({study.p:g})", "–"]
     assert {len(values) for values in runs} == {20}
     behind = difference(study).removeprefix("−")
-    more = FormsStudy.load(ROOT / "results" / "forms.json")
-    with_more = signed(*more.paired_difference("vectors", "Dropout", DEFAULT_FORM), scale=100).removeprefix("+")
-    assert (
-        f"On digits RotationOut is {behind} points (standard error) behind, {with_more} with twice the runs."
-    ) in TEXT
-    assert more.settings["seeds"] == 2 * 20
+    assert f"On digits RotationOut is {behind} points (standard error) behind, and not ahead in any of" in TEXT
     for p in study.rates:  # "also negative at p = …", in negative_results.md
         mean, error = study.paired_difference("rotationout", "dropout", p)
         assert mean + error < 0

@@ -23,6 +23,7 @@ from rotationout.experiments import digits, sizes
 from rotationout.experiments.forms import Form, FormsStudy
 from rotationout.experiments.jobs import in_order
 from rotationout.report import sizes as report
+from rotationout.report.cells import is_clear
 
 RECORD = Path(__file__).parents[1] / "results" / "sizes.json"
 
@@ -98,6 +99,22 @@ def test_tables_are_those_of_the_record() -> None:
         mean, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
         star = "*" if abs(mean) > 3 * error else ""
         assert cells["RotationOut − Dropout"] == f"{mean:+.2f} ± {error:.2f}{star}".replace("-", "−")
+
+
+def test_what_pages_say_is_so_in_the_record() -> None:
+    """README.md, choosing.md and negative_results.md."""
+    study = FormsStudy.load(RECORD)
+    behind, zeros, helps = (
+        report.differences(study, pair)
+        for pair in (("RotationOut", "Dropout"), ("zeros stay zero", "Dropout"), ("Dropout", "no noise"))
+    )
+    assert len(behind) == 16
+    assert all(mean < 0 for mean, _ in behind), "never ahead"
+    assert sum(mean for mean, _ in zeros) > 0.5 * sum(mean for mean, _ in behind), "more than half of that is gone"
+    assert statistics.median(mean for mean, _ in zeros) > 0.6 * statistics.median(mean for mean, _ in behind)
+    assert {is_clear(*pair) and pair[0] > 0 for pair in helps} == {True, False}, "whether noise helps or not"
+    readme = (RECORD.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert "not ahead in any of sixteen rows" in " ".join(readme.split())
 
 
 def _seven(number: int) -> tuple[int, int]:

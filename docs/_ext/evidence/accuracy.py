@@ -24,7 +24,7 @@ from rotationout.experiments.small_batch import SmallBatchStudy
 from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100
 from rotationout.recipes.search import BEST, SEARCH, STRONG
-from rotationout.report import digits, forms, ghost, reproduced, search, shift, small_batch, table1, verdicts
+from rotationout.report import digits, forms, ghost, reproduced, search, shift, sizes, small_batch, table1, verdicts
 from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
 from rotationout.report.modules import module_of
 
@@ -50,6 +50,7 @@ def texts() -> dict[str, str]:
     return {
         **_digits(),
         **_forms(),
+        **_sizes(),
         **_small_batch(),
         **_protocol(),
         **_table1(),
@@ -111,6 +112,12 @@ def _forms() -> dict[str, str]:
         "forms_seeds": str(study.settings["seeds"]),
         "forms_p": f"{study.settings['p']:g}",
     }
+
+
+def _sizes() -> dict[str, str]:
+    """Dropout and RotationOut on digits in other settings."""
+    study = FormsStudy.load(RESULTS / "sizes.json")
+    return {"sizes_table": sizes.table(study).markdown(), "sizes_verdict": sizes.verdict(study)}
 
 
 def _centres(study: FormsStudy) -> str:
