@@ -31,6 +31,14 @@ def test_each_noise_is_one_graph(kind: str, case: Case) -> None:
         energies.append(sum((y - case.still(x)).square().sum().item() for y in outputs))
         outputs[0].sum().backward()
         assert x.grad is not None
+    seeded = []
+    for call in (lambda x: case.call(module, x), compiled):
+        torch.manual_seed(0)
+        again = x.detach().requires_grad_()
+        output = call(again)
+        seeded.append((output, *torch.autograd.grad(output.sum(), again)))
+    for ours, theirs in zip(*seeded, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda text: f"not what it is without the compiler: {text}")
     assert not case.transforms or counters["stats"]["unique_graphs"] == 1
     assert energies == sorted(energies), "the strength must reach the graph"
 

@@ -93,6 +93,59 @@ def test_torch_fx_records_every_noise_as_a_layer(training: bool) -> None:
     assert called == ["linear", "rows", "sequences", "locked", "maps", "cut", "shaken"]
 
 
+class Block(nn.Module):
+    """Not a layer to torch.fx, which follows its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("side", "dim"), [("before", -1), ("after", -1), ("after", 1)])
+def test_torch_fx_records_noise_that_was_inserted_at_a_block(side: str, dim: int, training: bool) -> None:
+    model, x = nn.Sequential(Block(), Block()), torch.randn(5, 6, 6)
+    ro.insert(model, ro.RotationOut(0.3), **{side: Block}, dim=dim)
+    traced = torch.fx.symbolic_trace(model.train(training))
+    for mode in (True, False):
+        torch.testing.assert_close(seeded(traced.train(mode), x), seeded(model.train(mode), x))
+    traced.train()
+    assert not torch.equal(traced(x), traced(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.network(x)
+        return output
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "network",
+    [
+        ro.nn.NoisyLSTM(4, 6, 2, layer_noise=ro.RotationOutSequence(0.3), weight_drop=0.3),
+        ro.nn.NoisyGRU(4, 6, weight_drop=0.3),
+        ro.nn.WeightDrop(nn.LSTM(4, 6), 0.3),
+    ],
+)
+def test_torch_fx_records_recurrent_networks_as_layers(network: nn.Module, training: bool) -> None:
+    """As it does with nn.LSTM."""
+    model, x = Recurrent(network).train(training), torch.randn(3, 2, 4)
+    traced = torch.fx.symbolic_trace(model)
+    for mode in (True, False):
+        torch.testing.assert_close(seeded(traced.train(mode), x), seeded(model.train(mode), x))
+    traced.train()
+    assert not torch.equal(traced(x), traced(x))
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["network"]
+
+
 def test_functions_cannot_be_recorded() -> None:
     class Function(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -281,3 +281,22 @@ def test_the_steps_of_a_sequential_are_one_head() -> None:
     head = nn.Sequential(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
     model = nn.ModuleDict({**stages, "fc": head})
     assert [change.name for change in ro.insert_blocks(model).changed][-1] == "fc.4"
+
+
+def test_a_single_feature_has_no_other_to_be_paired_with() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3))
+    report = ro.insert(model, ro.RotationOut2d(0.2), before=nn.Conv2d)
+    assert ([change.name for change in report.changed], [left.name for left in report.left]) == (["2"], ["0"])
+    assert "a single feature" in report.left[0].why
+    model(torch.randn(2, 1, 8, 8))
+    with pytest.raises(ValueError, match=r"nothing to place noise after: 2 \(Conv2d\): there is a single feature"):
+        ro.insert(model, ro.RotationOut2d(0.2), after="2")
+    assert len(ro.insert(model, ro.nn.GaussianDropout(0.2), after="2")) == 1, "other noises pair nothing"
+
+
+def test_a_last_step_that_is_also_elsewhere_is_refused() -> None:
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), act), nn.Sequential(nn.Linear(8, 8), act))
+    with pytest.raises(ValueError, match=r"the last step of '0' is also at '1\.1', where the noise would act too"):
+        ro.insert(model, ro.RotationOut(0.2), after="0", dim=-1)
+    assert len(ro.insert(model, ro.RotationOut(0.2), before="0")) == 1

@@ -319,3 +319,17 @@ def test_schedules_go_to_other_processes(make: Callable[[nn.Module], ro.Schedule
         schedule.step()
         copied.step()
         assert copied.noises[0].p == layer.p
+
+
+def test_a_report_of_several_noises_in_one_place_or_of_none_is_scheduled() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    both = nn.Sequential(ro.RotationOut(0.2), ro.nn.GaussianDropout(0.1))
+    schedule = ro.Schedule.ramp(ro.insert(model, both, before=nn.Linear), steps=4)
+    assert [noise.p for noise in schedule.noises] == pytest.approx([0.05, 0.025] * 2)
+    ro.remove(model)
+    schedule = ro.Schedule.ramp(ro.insert(model, ro.noise("none"), before=nn.Linear), steps=4)
+    schedule.step()
+    assert repr(schedule) == "Schedule(step 1, p now 0 over 0 layers)"
+    ro.remove(model)
+    with pytest.raises(TypeError, match="only modules with a strength p can be scheduled, got Tanh"):
+        ro.Schedule.ramp(ro.insert(model, nn.Tanh(), before=nn.Linear), steps=4)

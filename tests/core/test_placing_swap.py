@@ -439,6 +439,15 @@ def test_a_running_mean_has_one_number_of_features() -> None:
     assert left["head.1"].endswith("but it was not called")
 
 
+def test_dropout_of_a_single_feature_is_left_alone() -> None:
+    model = nn.Sequential(nn.Dropout(0.1), nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Flatten(), nn.Linear(288, 1))
+    model.append(nn.Dropout(0.1))
+    report = ro.swap(model, torch.randn(4, 1, 8, 8))
+    assert [change.name for change in report.changed] == ["2"]
+    assert {left.name for left in report.left if "a single feature" in left.why} == {"0", "5"}
+    model.train()(torch.randn(4, 1, 8, 8))
+
+
 def test_an_input_may_be_given_without_its_name() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 4, 3))
     assert len(ro.swap(model, torch.randn(2, 3, 8, 8))) == 1

@@ -158,7 +158,7 @@ class _Mix(Function):
 
     @staticmethod
     def forward(first: Tensor, second: Tensor, weight: Tensor, returned: Tensor) -> Tensor:
-        return _weighted(first, second, weight)
+        return _weighted(first, second, weight).clone()  # torch.compile gives the gradient to another copy else
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

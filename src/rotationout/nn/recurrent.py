@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import strength
 from ..functional.sequences import Sequences
 from .arguments import checked
+from .base import recorded
 from .stack_noise import disturb, noise_for
 from .weight_drop import WeightDrop
 
@@ -134,6 +136,8 @@ class _NoisyStack(nn.Module):
 
     def forward(self, input: Sequences, hx: Any = None) -> tuple[Sequences, Any]:
         """As `torch.nn.LSTM` or `torch.nn.GRU`: sequences and initial states in, sequences and final states out."""
+        if isinstance(input, Proxy):
+            return cast(tuple[Sequences, Any], recorded(self, input, hx))
         initial = self._split(hx, input)
         x = disturb(self.input_noise, input)
         final = []
@@ -172,7 +176,8 @@ class _NoisyStack(nn.Module):
         """The final states of all layers as `torch.nn.LSTM` or `torch.nn.GRU` orders them."""
         if len(self._states) == 1:
             return torch.cat(final)
-        return tuple(torch.cat(states) for states in zip(*final, strict=True))
+        # torch (2.11) cannot export a torch.cat of what its LSTMs return to ONNX, unless it is reshaped.
+        return tuple(torch.cat([s.reshape(-1, *s.shape[1:]) for s in states]) for states in zip(*final, strict=True))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for key in [key for key in state_dict if key.startswith(prefix)]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from ..functional.sequences import dropout_multiplier
-from .base import Noise
+from .base import Noise, recorded
 
 __all__ = ["WeightDrop"]
 
@@ -51,6 +52,8 @@ class WeightDrop(Noise):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Call the module, in training with disturbed weights."""
+        if isinstance(input, Proxy):
+            return recorded(self, input, hx)
         if not self.training or not self._active:
             return self.module(input, hx)
         names = self.module._flat_weights_names

@@ -17,7 +17,7 @@ from ..nn import NoisyGRU, NoisyLSTM, ShakeShake, WeightDrop
 from ..nn.stack_noise import noise_for
 from ._layout import dims_of_module, dims_of_noise, takes_axis, width_of_module
 from ._probe import called, read_only
-from ._report import Change, Left, Report, named
+from ._report import SINGLE_FEATURE, Change, Left, Report, named
 from ._select import Candidate, Predicate, Selection, as_list, candidates, check_model, device_near, holders, select
 from ._slot import After, Before, Slot, attach, detach, slots
 
@@ -152,12 +152,18 @@ def plan(
     left = []
     for chosen in select(found, argument, selection, within, where):
         target = by_module[_step(chosen.name, chosen.module, side)]
+        _check_shared(chosen, target, side)
         why = _uncalled(target.module, owners.get(target.module, []), ran)
         if why:
             left.append(Left(target.name, type(target.module).__name__, why))
             continue
-        if target.module not in planned:
-            planned[target.module] = target, _slot(target, noise, side, dim, model)
+        if target.module in planned:
+            continue
+        slot = _slot(target, noise, side, dim, model)
+        if dim is None and _alone(slot.noise, width_of_module(target.module, side)):
+            left.append(Left(target.name, type(target.module).__name__, SINGLE_FEATURE))
+        else:
+            planned[target.module] = target, slot
     if not planned:
         raise ValueError(f"nothing to place noise {side}: " + "; ".join(map(str, left)))
     _warn_of_nesting(side, selection, [candidate.name for candidate, _ in planned.values()])
@@ -198,6 +204,11 @@ def _change(candidate: Candidate, slot: Slot) -> Change:
     return Change(candidate.name, type(candidate.module).__name__, side, slot.noise, candidate.names[1:])
 
 
+def _alone(noise: nn.Module, width: int | None) -> bool:
+    """Whether a noise that pairs features would find a single one."""
+    return width == 1 and any(getattr(part, "_fewest_features", 1) > 1 for part in noise.modules())
+
+
 def _uncalled(module: nn.Module, owners: list[tuple[nn.Module, str]], ran: set[nn.Module] | None) -> str | None:
     """Why a hook at a module would never run; None if it would."""
     if ran is not None:
@@ -225,6 +236,18 @@ def _step(name: str, module: nn.Module, side: str) -> nn.Module:
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
         raise ValueError(f"{named(name)} is a {type(module).__name__}, a container: choose the modules in it")
     return module
+
+
+def _check_shared(chosen: Candidate, target: Candidate, side: str) -> None:
+    """Refuse a step of a nn.Sequential that the model also has elsewhere: noise at it would act there too."""
+    inside = tuple(f"{name}." if name else "" for name in chosen.names)
+    elsewhere = [name for name in target.names if name not in chosen.names and not name.startswith(inside)]
+    if elsewhere:
+        raise ValueError(
+            f"the {'first' if side == 'before' else 'last'} step of {named(chosen.name)} is also at "
+            f"{named(elsewhere[0])}, where the noise would act too: give each place a {type(target.module).__name__} "
+            "of its own, or choose other modules"
+        )
 
 
 def _slot(target: Candidate, noise: Noises, side: str, dim: int | None, model: nn.Module) -> Slot:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 
-__all__ = ["Change", "Left", "Report", "fold", "named"]
+__all__ = ["SINGLE_FEATURE", "Change", "Left", "Report", "fold", "named"]
 
 _IN_PLACE = "swap, insert and remove change the model in place and return a report: keep using the model itself"
+SINGLE_FEATURE = "there is a single feature, which has no other to be paired with"
 FOLDED = 4
 """So many names, or more, that differ in the numbers of layers only are shown as one."""
 

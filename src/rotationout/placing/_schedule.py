@@ -77,9 +77,9 @@ class Schedule:
         self._set(0, self.base)
 
     def __repr__(self) -> str:
-        rates = sorted({float(noise.p) for noise in self.noises})
+        rates = sorted({float(noise.p) for noise in self.noises}) or [0.0]
         p = f"{rates[0]:.3g}" + (f" to {rates[-1]:.3g}" if len(rates) > 1 else "")
-        count = f"{len(self.noises)} layer{'s' if len(self.noises) > 1 else ''}"
+        count = f"{len(self.noises)} layer{'' if len(self.noises) == 1 else 's'}"
         return f"{type(self).__name__}(step {self.last_step}, p now {p} over {count})"
 
     @classmethod
@@ -204,6 +204,8 @@ def _given(noise: Any) -> float:
 
 
 def _check_noises(noises: _Noises) -> list[Any]:
+    if isinstance(noises, Report) and noises.noises:
+        return [part for noise in noises.noises for part in _with_strength(noise)]
     if isinstance(noises, Report):
         noises = noises.noises
     if isinstance(noises, nn.Module):
@@ -218,8 +220,24 @@ def _check_noises(noises: _Noises) -> list[Any]:
         raise TypeError(f"noises must be a model, a report or modules, got {type(noises).__name__}")
     found = list(noises)
     for noise in found:
-        if not isinstance(noise, nn.Module) or not isinstance(getattr(noise, "p", None), float | int):
-            raise TypeError(f"only modules with a strength p can be scheduled, got {type(noise).__name__} {noise!r}")
+        if not isinstance(noise, nn.Module) or not _has_strength(noise):
+            raise _without_strength(noise)
     if not found:
         raise ValueError("there is no noise to schedule")
     return found
+
+
+def _with_strength(noise: nn.Module) -> list[nn.Module]:
+    """The parts of a noise of a report which have a strength: several in a nn.Sequential, none in an identity."""
+    found = [part for part in noise.modules() if _has_strength(part)]
+    if not found and not isinstance(noise, nn.Identity):
+        raise _without_strength(noise)
+    return found
+
+
+def _has_strength(noise: nn.Module) -> bool:
+    return isinstance(getattr(noise, "p", None), float | int)
+
+
+def _without_strength(noise: object) -> TypeError:
+    return TypeError(f"only modules with a strength p can be scheduled, got {type(noise).__name__} {noise!r}")

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
@@ -55,8 +56,11 @@ class Slot(nn.Module):
         return hooks is not None and self.handle.id in hooks
 
     def disturb(self, value: Any) -> Any:
-        """Apply the noise to a tensor, a packed sequence, or the first entry of a tuple such as an LSTM returns."""
-        if isinstance(value, Tensor):
+        """Apply the noise to a tensor, a packed sequence, or the first entry of a tuple such as an LSTM returns.
+
+        To torch.fx, which gives its Proxy instead of a tensor, the noise is a layer, also in eval mode.
+        """
+        if isinstance(value, Tensor | Proxy):
             return self.noise(value) if self.dim is None else self._along(value, self.dim)
         if isinstance(value, PackedSequence):
             return disturb(self.noise, value)
@@ -68,7 +72,10 @@ class Slot(nn.Module):
         first, rest = self.disturb(value[0]), value[1:]
         return type(value)(first, *rest) if hasattr(value, "_fields") else (first, *rest)
 
-    def _along(self, x: Tensor, dim: int) -> Tensor:
+    def _along(self, x: Tensor | Proxy, dim: int) -> Tensor:
+        home = 1 if self.dims else -1
+        if isinstance(x, Proxy):  # its dimensions are not known yet
+            return cast(Tensor, self.noise(x.movedim(dim, home)).movedim(home, dim))
         if self.dims and x.ndim != self.dims + 2:
             raise ValueError(
                 f"{type(self.noise).__name__} at {named(self.place)} takes maps of {self.dims + 2} dimensions, "
@@ -76,7 +83,6 @@ class Slot(nn.Module):
             )
         if not -x.ndim <= dim < x.ndim:
             raise ValueError(f"dim = {dim} at {named(self.place)} is out of range for {tuple(x.shape)}")
-        home = 1 if self.dims else -1
         return cast(Tensor, self.noise(x.movedim(dim, home)).movedim(home, dim))
 
     def extra_repr(self) -> str:
@@ -98,11 +104,13 @@ class After(Slot):
 
 def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, place: str) -> Any:
     slot = _slot_of(module, Before, place)
-    if slot is None or kwargs is None or not slot.noise.training:
+    if slot is None or kwargs is None:
         return None  # nothing changes
+    given = args[0] if args else kwargs.get(slot.argument)
+    if not slot.noise.training and not isinstance(given, Proxy):
+        return None
     if not args and slot.argument not in kwargs:
         raise TypeError(f"the noise before {named(slot.place)} finds no argument {slot.argument!r} to disturb")
-    given = args[0] if args else kwargs[slot.argument]
     disturbed = slot.disturb(given)
     # Query, key and value of self-attention are one tensor, and get the same noise.
     return (
@@ -113,7 +121,8 @@ def _on_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] |
 
 def _on_output(module: nn.Module, args: tuple[Any, ...], output: Any, *, place: str) -> Any:
     slot = _slot_of(module, After, place)
-    return slot.disturb(output) if slot is not None and slot.noise.training else None
+    acts = slot is not None and (slot.noise.training or isinstance(output, Proxy))
+    return cast(Slot, slot).disturb(output) if acts else None
 
 
 def _slot_of(module: nn.Module, kind: type[Slot], place: str) -> Slot | None:

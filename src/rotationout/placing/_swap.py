@@ -16,7 +16,7 @@ from ..nn.base import Noise
 from ..registry import KINDS, is_noise
 from ._layout import dims_of_module, named_attention
 from ._probe import Seen, dims_between, watch
-from ._report import Change, Left, Report, fold
+from ._report import SINGLE_FEATURE, Change, Left, Report, fold
 from ._select import Candidate, candidates, check_model, device_near, holders
 
 __all__ = ["swap"]
@@ -195,6 +195,8 @@ def _blocks(module: nn.Module, dims: int, seen: Seen | None, choices: dict[str, 
 
 def _options(dims: int, seen: Seen | None, choices: dict[str, Any]) -> dict[str, Any]:
     """The choices for a rotation, and what it must be told of its place besides, or a `_LeftAloneError`."""
+    if seen is not None and any(shape[-1 - dims] == 1 for shape in seen.shapes):
+        raise _LeftAloneError(SINGLE_FEATURE)
     options = dict(choices)
     if _single(dims, seen) and {"center", "preset"}.isdisjoint(choices):
         options["center"] = None
