@@ -94,7 +94,8 @@ def test_tables_are_those_of_the_record() -> None:
     assert len(table.rows) == len(sizes.SETTINGS) * len(sizes.RATES)
     for row in table.rows:
         cells = dict(zip(table.header, row, strict=True))
-        ours, theirs = (raw[cells["setting"], f"{kind}, p = {cells['p']}"] for kind in ("RotationOut", "Dropout"))
+        setting = f"{cells['examples']} examples, width {cells['width']}"
+        ours, theirs = (raw[setting, f"{kind}, p = {cells['p']}"] for kind in ("RotationOut", "Dropout"))
         gains = [100 * (a - b) for a, b in zip(ours, theirs, strict=True)]
         mean, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
         star = "*" if abs(mean) > 3 * error else ""

@@ -324,7 +324,7 @@ def test_a_table_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[6].startswith("80 epochs on 900 utterances; ")
     assert lines[6].endswith(
         "130 utterances; 2 were left out. Mean ± standard deviation over runs; 9 runs in all, on a GPU. RotationOut "
-        "has p = 0.1, and the keep rates of other rows are 1 − p: strengths differ from row to row."
+        "has p = 0.1, and the keep rates of other rows are 1 − p: rows may differ in strength."
     )
     assert "WSJ" in lines[8]
     assert lines[10].startswith("Rotation is ahead of no noise (−2.97 edits, p-value < 0.001) and locked keep 0.7 (")

@@ -94,7 +94,7 @@ def rotation_strength(records: Sequence[dict[str, Any]]) -> str:
     """The p of RotationOut where names of rows do not say it, as in Tables 2 to 4; "" if there is none.
 
     >>> rotation_strength([{"row": "rotation", "config": {"p": 0.2}}, {"row": "rotation block", "config": {"p": 0.2}}])
-    'RotationOut has p = 0.2, and the keep rates of other rows are 1 − p: strengths differ from row to row.'
+    'RotationOut has p = 0.2, and the keep rates of other rows are 1 − p: rows may differ in strength.'
     >>> rotation_strength([{"row": "none", "config": {"p": 0.0}}])
     ''
     """
@@ -103,7 +103,7 @@ def rotation_strength(records: Sequence[dict[str, Any]]) -> str:
     if not rates:
         return ""
     shown = listed(f"{p:g}" for p in sorted(rates))
-    return f"RotationOut has p = {shown}, and the keep rates of other rows are 1 − p: strengths differ from row to row."
+    return f"RotationOut has p = {shown}, and the keep rates of other rows are 1 − p: rows may differ in strength."
 
 
 def ran(records: Sequence[dict[str, Any]]) -> str:

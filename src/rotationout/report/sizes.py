@@ -41,8 +41,9 @@ def table(study: FormsStudy) -> Table:
     rows = []
     for place, (setting, p) in enumerate((setting, p) for setting in SETTINGS for p in RATES):
         none = percent(study.find(setting, "no noise").test_accuracy)
-        rows.append([setting, f"{p:g}", none, *(cells[place] for cells in shown.values())])
-    return Table(["setting", "p", "no noise, %", *COLUMNS], rows)
+        sizes = map(str, SETTINGS[setting])
+        rows.append([*sizes, f"{p:g}", none, *(cells[place] for cells in shown.values())])
+    return Table(["examples", "width", "p", "no noise, %", *COLUMNS], rows)
 
 
 def verdict(study: FormsStudy) -> str:
