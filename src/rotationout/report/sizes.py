@@ -22,7 +22,6 @@ def differences(study: FormsStudy, pair: tuple[str, str]) -> list[tuple[float, f
 
 COLUMNS = {
     "Dropout − none": ("Dropout", "no noise"),
-    "RotationOut − none": ("RotationOut", "no noise"),
     "RotationOut − Dropout": ("RotationOut", "Dropout"),
     "keep_zeros − Dropout": ("zeros stay zero", "Dropout"),
 }
