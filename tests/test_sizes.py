@@ -1,5 +1,6 @@
 """The study of sizes, and what all studies of digits share: their command and the processes that train."""
 
+import importlib
 import json
 import math
 import re
@@ -130,8 +131,8 @@ def test_several_processes_find_what_one_does_in_the_same_order(capsys: pytest.C
 
 def test_every_study_has_what_the_command_asks_of_it() -> None:
     for name in command.STUDIES:
-        assert callable(sys.modules[f"rotationout.report.{name}"].sections)
-        assert callable(sys.modules[f"rotationout.experiments.{name}"].run)
+        assert callable(importlib.import_module(f"rotationout.report.{name}").sections)
+        assert callable(importlib.import_module(f"rotationout.experiments.{name}").run)
 
 
 def test_mistakes_are_told_before_the_work(
