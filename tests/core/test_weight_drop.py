@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.core.test_statistics import Z_LIMIT
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_sequence
 
 from rotationout.nn import NoisyLSTM, WeightDrop
@@ -245,6 +246,59 @@ def normalised() -> nn.Module:
 def test_bad_input_says_what_would_be_right(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def as_fsdp_does(module: nn.Module, name: str) -> None:
+    """With use_orig_params=True, for the time of a call: what is registered is hidden by an attribute."""
+    weight = module._parameters[name]
+    assert weight is not None
+    module.__dict__[name] = weight * 1
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (lambda lstm, name: prune.l1_unstructured(lstm, name, 0.5), "weight_hh_l0"),
+        (nn.utils.weight_norm, "weight_hh_l0_reverse"),
+        (nn.utils.spectral_norm, "weight_hh_l0"),
+        (nn.utils.parametrizations.spectral_norm, "weight_hh_l0"),
+        (nn.utils.parametrizations.weight_norm, "weight_ih_l0"),
+        (as_fsdp_does, "weight_hh_l0"),
+    ],
+    ids=["prune", "weight_norm as hook", "spectral_norm as hook", "spectral_norm", "weight_norm", "FSDP, original"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_weights_that_are_computed_later_are_refused(
+    compute: Callable[[nn.Module, str], Any], name: str, called_before: bool
+) -> None:
+    """What computes them would undo the noise, or write it into the parameters."""
+    for layer, lstm in (
+        (wrapped := WeightDrop(nn.LSTM(4, 5, bidirectional=True), 0.5), wrapped.module),
+        (stack := NoisyLSTM(4, 5, bidirectional=True, weight_drop=0.5), next(stack._modules_within())),
+    ):
+        x = torch.randn(6, 2, 4)
+        if called_before:
+            layer(x)
+        compute(lstm, name)
+        before = copy.deepcopy(layer.state_dict())
+        with torch.no_grad(), pytest.raises(TypeError, match=rf" {name} of this .*LSTM are computed from others"):
+            layer(x)
+        torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+        layer.eval()(x)
+
+
+def test_weights_that_are_plain_tensors_for_a_while_are_dropped() -> None:
+    """As in a forward pass of FSDP with use_orig_params=False."""
+    layer = WeightDrop(nn.LSTM(4, 5), 0.5)
+    own = dict(layer.module.named_parameters())
+    for name, weight in own.items():
+        delattr(layer.module, name)
+        setattr(layer.module, name, weight * 1)
+    x = torch.randn(6, 2, 4)
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    layer(x)[0].sum().backward()
+    assert all(weight.grad is not None for weight in own.values())
 
 
 def test_what_is_drawn_is_what_a_call_uses() -> None:

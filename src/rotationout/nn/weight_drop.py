@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..functional.sequences import dropout_multiplier
 from .base import Noise, recorded
@@ -56,6 +57,7 @@ class WeightDrop(Noise):
             return recorded(self, input, hx)
         if not self.training or not self._active:
             return self.module(input, hx)
+        _check_own(self.module)
         names = self.module._flat_weights_names
         weights = self._weights()
         if weights[0].is_cuda and not _is_flat(weights):  # e.g. after a deep copy
@@ -91,17 +93,39 @@ def _check_recurrent(module: object) -> None:
     if isinstance(module, WeightDrop):
         raise TypeError("module is wrapped in a WeightDrop already; set the p of that instead of wrapping it twice")
     if isinstance(module, nn.RNNBase):
-        computed = [name for name in module._flat_weights_names if name not in module._parameters]
-        if not computed:
-            return
-        raise TypeError(
-            f"WeightDrop replaces parameters, but {', '.join(computed)} of this {type(module).__name__} are computed "
-            "from others, as weight_norm does; undo that before wrapping it"
-        )
+        _refuse(module, [name for name in module._flat_weights_names if name not in module._parameters])
+        return
     hint = "wrap a nn.LSTM, nn.GRU or nn.RNN, which take whole sequences: every call has a draw of its own"
     if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
         hint = "wrap the nn.LSTM, nn.GRU or nn.RNN inside it"
     raise TypeError(f"WeightDrop takes a recurrent module, got {type(module).__name__}; {hint}")
+
+
+def _check_own(module: nn.RNNBase) -> None:
+    """Raise the error of `_check_recurrent` if the weights have become computed ones since the module was wrapped.
+
+    What computes them undoes the noise before every call, or writes it into the parameters that they come from. Weights
+    that are no parameters for the time of a call, as with FSDP, are no trouble.
+    """
+    own, others = module._parameters, module.__dict__
+    parametrized = cast(nn.ModuleDict, module.parametrizations) if is_parametrized(module) else ()
+    computed = [
+        name
+        for name in module._flat_weights_names
+        if f"{name}_orig" in own  # of prune and spectral_norm
+        or f"{name}_g" in own  # of weight_norm
+        or (name in own and name in others)  # FSDP with use_orig_params=True: the attribute hides the parameter
+        or name in parametrized
+    ]
+    _refuse(module, computed)
+
+
+def _refuse(module: nn.RNNBase, computed: list[str]) -> None:
+    if computed:
+        raise TypeError(
+            f"WeightDrop replaces parameters, but {', '.join(computed)} of this {type(module).__name__} are computed "
+            "from others, as weight_norm does, or FSDP with use_orig_params=True; undo that before wrapping it"
+        )
 
 
 @contextmanager
