@@ -94,3 +94,17 @@ def test_a_trace_has_the_p_that_it_was_made_with(tmp_path: Path) -> None:
 def test_torch_jit_script_says_what_to_use_instead(model: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"torch.jit.script does not support (RotationOut|LockedDropout); use torch"):
         torch.jit.script(model)
+
+
+def test_torch_jit_script_says_what_works_for_weight_drop() -> None:
+    layer, x = ro.nn.WeightDrop(nn.LSTM(4, 5), 0.4), torch.randn(6, 3, 4)
+    with pytest.raises(TypeError, match=r"WeightDrop; use torch.export, or torch.jit.trace, .* eval mode, and fails"):
+        torch.jit.script(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of nn.LSTM's own
+        with pytest.raises(RuntimeError):
+            torch.jit.trace(layer, (x,))
+        exported = torch.export.export(layer, (x,)).module()
+        assert not torch.equal(exported(x)[0], exported(x)[0])
+        traced = torch.jit.trace(layer.eval(), (x,))
+    torch.testing.assert_close(traced(x), layer(x))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,8 @@ class Noise(_DropoutNd):
     """
 
     _scale: Tensor
+    _traced: ClassVar[str] = "records the noise in training mode and leaves it out in eval mode"
+    """What torch.jit.trace does with it."""
 
     def __init__(self, p: float, kind: str) -> None:
         rate = strength.check_rate(p)  # here, as nn.Module would register a Parameter and not call the setter of p
@@ -134,7 +136,7 @@ class Noise(_DropoutNd):
         """Called by torch.jit.script, whose own message would be about some line of Python."""
         raise TypeError(
             f"torch.jit.script does not support {type(self).__name__}; use torch.export, or torch.jit.trace, which "
-            "records the noise in training mode and leaves it out in eval mode"
+            f"{self._traced}"
         )
 
     def extra_repr(self) -> str:
