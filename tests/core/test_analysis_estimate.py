@@ -135,6 +135,19 @@ def test_modes_and_outputs() -> None:
     assert abs((total.variance - x.double().square().sum()) / total.variance_error) < 5
 
 
+def test_inputs_other_than_tensors() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    layer = ro.nn.RotationOutSequence(0.2)
+    found = estimate_moments(layer, packed, 500, output=lambda out: out.data)
+    expected = estimate_moments(ro.RotationOut(0.2), packed.data, 500, vectorized=500)
+    assert found.mean.shape == (5, 4)
+    assert ((found.mean - 1).abs() < 5 * found.mean_error).all()
+    error = (found.variance_error.square() + expected.variance_error.square()).sqrt()
+    assert ((found.variance - expected.variance).abs() < 5 * error).all()
+    by_name = estimate_moments(nn.Bilinear(2, 2, 2), {"input1": torch.ones(3, 2), "input2": torch.ones(3, 2)}, 2)
+    assert by_name.mean.shape == (3, 2)
+
+
 def test_samples_are_repeatable_and_counted() -> None:
     x = torch.randn(4)
     found = []

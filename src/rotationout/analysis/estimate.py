@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import strength
+from ..placing._running import arguments
 from ._passes import check_model, untouched
 from .accumulate import MomentAccumulator
 from .moments import Moments
@@ -78,7 +79,7 @@ def estimate_moments(
 
     Args:
         module: any module.
-        x: its input, a tensor or a tuple of arguments.
+        x: its input: a tensor or packed sequence, a tuple of arguments, or a mapping of keyword arguments.
         samples: how many outputs to draw, at least 2.
         vectorized: how many to draw at once by `torch.vmap`. That is faster for small inputs, if vmap supports the
             module, as it does the noises here, but not BatchNorm in train mode.
@@ -98,12 +99,12 @@ def estimate_moments(
     check_model(module)
     samples = strength.check_integer("samples", samples, 2)
     vectorized = strength.check_integer("vectorized", vectorized, 1)
-    arguments = tuple(x) if isinstance(x, tuple | list) else (x,)
+    args, kwargs = arguments(x)
     seen = MomentAccumulator(covariance=covariance)
     shape = torch.Size()
 
     def call(_: Tensor | None = None) -> Tensor:
-        found = module(*arguments)
+        found = module(*args, **kwargs)
         tensor = found if output is None else output(found)
         if not isinstance(tensor, Tensor):
             raise TypeError(f"the module must return a tensor, got {type(tensor).__name__}; pick one with output")
