@@ -6,13 +6,26 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
+import rotationout as ro
 from rotationout.nn import CentredDropout, LockedDropout, NoisyGRU, NoisyLSTM, RotationOut, RotationOut1d
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 N, T, C, H = 4, 6, 5, 7
 X = torch.randn(T, N, C)
+
+
+def pruned(module: nn.Module) -> nn.Module:
+    prune.l1_unstructured(module.layers[0].module if isinstance(module, NoisyLSTM) else module, "weight_hh_l0", 0.5)
+    return module
+
+
+def with_inserted_noise() -> nn.Module:
+    model = nn.Sequential(nn.LSTM(C, H))
+    ro.insert(model, ro.nn.RotationOutSequence(0.2), after="0")
+    return model[0]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +65,22 @@ X = torch.randn(T, N, C)
         (lambda: NoisyLSTM(0, H), ValueError, "input_size must be an integer, at least 1, got 0"),
         (lambda: NoisyLSTM(C, 0), ValueError, "hidden_size must be an integer, at least 1, got 0"),
         (lambda: NoisyLSTM.from_module(nn.GRU(C, H)), TypeError, "NoisyLSTM is made from a nn.LSTM, got GRU"),
+        (
+            lambda: NoisyLSTM.from_module(nn.utils.parametrizations.weight_norm(nn.LSTM(C, H), "weight_ih_l0")),
+            TypeError,
+            "^NoisyLSTM.from_module copies parameters, but weight_ih_l0 of this .*LSTM are computed from others",
+        ),
+        (lambda: NoisyLSTM.from_module(pruned(nn.LSTM(C, H))), TypeError, "but weight_hh_l0 of this LSTM are computed"),
+        (
+            lambda: pruned(NoisyLSTM(C, H, 2)).to_module(),
+            TypeError,
+            "^NoisyLSTM.to_module copies parameters, but weight_hh_l0 of this LSTM are computed from others",
+        ),
+        (
+            lambda: NoisyLSTM.from_module(with_inserted_noise()),
+            ValueError,
+            r"does not copy the noise inserted at this LSTM: take it away \(rotationout.remove\)",
+        ),
         (
             lambda: NoisyGRU.from_module(nn.GRU(C, H), noise=None),
             TypeError,

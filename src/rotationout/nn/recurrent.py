@@ -18,7 +18,7 @@ from ..functional.sequences import Sequences
 from .arguments import checked
 from .base import recorded
 from .stack_noise import disturb, noise_for
-from .weight_drop import WeightDrop
+from .weight_drop import WeightDrop, check_stored
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -100,6 +100,12 @@ class _NoisyStack(nn.Module):
         kind = cast(type[nn.RNNBase], cls._module)
         if not isinstance(module, kind):
             raise TypeError(f"{cls.__name__} is made from a nn.{kind.__name__}, got {type(module).__name__}")
+        check_stored(module, f"{cls.__name__}.from_module copies parameters")
+        if any(name.startswith("rotationout_") for name in module._modules):  # the slots of `rotationout.insert`
+            raise ValueError(
+                f"{cls.__name__}.from_module does not copy the noise inserted at this {type(module).__name__}: take it "
+                "away (rotationout.remove), and give the noises as input_noise and output_noise"
+            )
         if module.dropout > 0 and module.num_layers > 1:
             noises.setdefault("layer_noise", nn.Dropout(module.dropout))
         weight = next(module.parameters())
@@ -121,6 +127,8 @@ class _NoisyStack(nn.Module):
 
     def to_module(self) -> nn.RNNBase:
         """The network without its noises: one `torch.nn.LSTM` or `torch.nn.GRU` with copies of the weights."""
+        for layer in self._modules_within():
+            check_stored(layer, f"{type(self).__name__}.to_module copies parameters")
         weight = next(self.layers.parameters())
         sizes = self.input_size, self.hidden_size, self.num_layers
         module = self._module(*sizes, **self._options(), device="meta", dtype=weight.dtype)  # draws no weights

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..functional.sequences import dropout_multiplier
 from .base import Noise, recorded
 
-__all__ = ["WeightDrop"]
+__all__ = ["WeightDrop", "check_stored"]
 
 
 class WeightDrop(Noise):
@@ -43,6 +43,7 @@ class WeightDrop(Noise):
     """
 
     module: nn.RNNBase
+    _traced = "leaves the noise out in eval mode, and fails in training mode unless p is 0"
 
     def __init__(self, module: nn.RNNBase, p: float = 0.5, *, variational: bool = False) -> None:
         _check_recurrent(module)
@@ -93,7 +94,7 @@ def _check_recurrent(module: object) -> None:
     if isinstance(module, WeightDrop):
         raise TypeError("module is wrapped in a WeightDrop already; set the p of that instead of wrapping it twice")
     if isinstance(module, nn.RNNBase):
-        _refuse(module, [name for name in module._flat_weights_names if name not in module._parameters])
+        check_stored(module, "WeightDrop replaces parameters")
         return
     hint = "wrap a nn.LSTM, nn.GRU or nn.RNN, which take whole sequences: every call has a draw of its own"
     if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
@@ -117,14 +118,19 @@ def _check_own(module: nn.RNNBase) -> None:
         or (name in own and name in others)  # FSDP with use_orig_params=True: the attribute hides the parameter
         or name in parametrized
     ]
-    _refuse(module, computed)
+    _refuse(module, computed, "WeightDrop replaces parameters")
 
 
-def _refuse(module: nn.RNNBase, computed: list[str]) -> None:
+def check_stored(module: nn.RNNBase, needed: str) -> None:
+    """Raise a TypeError if a weight is no parameter of a recurrent module; ``needed`` says what takes parameters."""
+    _refuse(module, [name for name in module._flat_weights_names if name not in module._parameters], needed)
+
+
+def _refuse(module: nn.RNNBase, computed: list[str], needed: str) -> None:
     if computed:
         raise TypeError(
-            f"WeightDrop replaces parameters, but {', '.join(computed)} of this {type(module).__name__} are computed "
-            "from others, as weight_norm does, or FSDP with use_orig_params=True; undo that before wrapping it"
+            f"{needed}, but {', '.join(computed)} of this {type(module).__name__} are computed from others, as "
+            "weight_norm does, or FSDP with use_orig_params=True; undo that first"
         )
 
 
