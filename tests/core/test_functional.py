@@ -1,5 +1,7 @@
 """Values of `rotate` and `rotation_out`: against matrices, layouts, precisions, centring, masks, blocks."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from torch import Tensor
 
 import rotationout as ro
 from rotationout.functional import rotate, rotation_out
+from rotationout.kernels import cpu, small
 
 MAPS = ro.Draw(pairing_per="example", side="one")
 STRUCTURED = ro.Draw(pairing="structured")
@@ -72,6 +75,19 @@ def test_structured_rows_of_every_width(features: int, backend: str) -> None:
     rotation = ro.sample_rotation(x.shape, 0.4, draw=STRUCTURED)
     y = rotate(x, rotation, mean, backend=backend)
     torch.testing.assert_close(y.double(), by_matrix(x, rotation, mean, -1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("backend", "tables"), [("small", small._tables), ("cpu", cpu._all_lane_tables)])
+def test_a_network_of_many_widths_makes_its_tables_once(backend: str, tables: Any) -> None:
+    """They take longer to make than the rotations themselves."""
+
+    def call_all() -> int:
+        for features in range(16, 16 * 33, 16):
+            x = torch.randn(4, features)
+            rotate(x, ro.sample_rotation(x.shape, 0.4, draw=STRUCTURED), backend=backend)
+        return int(tables.cache_info().misses)
+
+    assert call_all() == call_all()
 
 
 @pytest.mark.parametrize("backend", ["reference", "small", "cpu"])

@@ -16,7 +16,15 @@ from . import reference
 from .memory import in_memory_order
 from .reference import feature_sum, follow_mean, mean_parts
 
-__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "signs_of_bytes"]
+__all__ = ["WIDTHS", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "signs_of_bytes"]
+
+WIDTHS = 32
+"""The most feature sizes D of which tables are cached: a network that has more makes them anew at every call.
+
+A table has O(D²) entries, so the memory depends on the sizes. Here, where D is a multiple of 16 up to 2048: 32 sizes
+spread evenly take 73 MB, the powers of two 9 MB, the 32 largest 162 MB, which is the bound. In
+`rotationout.kernels.small`, D up to 1024: 45 MB, 6 MB and 124 MB.
+"""
 
 
 def rotate(
@@ -116,7 +124,7 @@ def _lane_tables(draws: Tensor, features: int) -> tuple[Tensor, ...]:
     return tuple(table.index_select(0, drawn) for table in _all_lane_tables(features))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=WIDTHS)
 def _all_lane_tables(features: int) -> tuple[Tensor, ...]:
     """`pairing.structured_groups` of all pairings, which depend on D alone: at most 7 MB, for 2048 features."""
     return _narrowed(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import pairing
 from . import reference
-from .cpu import signs_of_bytes
+from .cpu import WIDTHS, signs_of_bytes
 from .reference import feature_sum, follow_mean, mean_parts
 
 __all__ = ["MOST", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
@@ -22,7 +22,7 @@ __all__ = ["MOST", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate
 MOST = 2**16
 """The most elements; with more `rotationout.kernels.cpu` is faster."""
 KNOWN = 1024
-"""The most features for which all structured pairings are cached, in 16 bits: 4 MB for the largest."""
+"""The most features for which all structured pairings are cached, in 16 bits: 4 MB at most, see `cpu.WIDTHS`."""
 
 
 def rotate(
@@ -74,7 +74,7 @@ def _pairs(index: Tensor, seed: Tensor | None, features: int, dtype: torch.dtype
     return partners.index_select(0, drawn).long().view(shape), sign.view(shape)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=WIDTHS)
 def _tables(features: int) -> tuple[Tensor, Tensor]:
     """For all structured pairings, the partners and the places of the signs among the choices of `_pairs`."""
     draws = torch.arange(pairing.count_structured(features), device="cpu")
