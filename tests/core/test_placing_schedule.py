@@ -231,6 +231,55 @@ def test_calls_stay_within_the_batch_size(batch_size: int, sizes: list[int]) -> 
     assert seen == sizes
 
 
+class TimeFirst(nn.Module):
+    """Takes (N, T, C), or (N, C) for one step, and works on (T, N, C)."""
+
+    def __init__(self, noise: nn.Module) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.noise(x.transpose(0, 1)).transpose(0, 1) if x.ndim == 3 else self.noise(x)
+
+
+@pytest.mark.parametrize("steps", [3, 6, 12, 30])
+@pytest.mark.parametrize(
+    ("noise", "together"),
+    [
+        (ro.RotationOut(0.3, pairing_per="example", angle_per="example"), False),
+        (ro.RotationOut(0.3), True),
+        (ro.nn.LockedDropout(0.3, batch_first=True), False),
+        (ro.nn.LockedDropout(0.3), True),
+        (ro.nn.RotationOutSequence(0.3, batch_first=True, angle_per="example"), False),
+        (ro.nn.RotationOutSequence(0.3, angle_per="example"), True),
+    ],
+    ids=repr,
+)
+def test_examples_go_together_only_where_the_noise_finds_them(noise: nn.Module, together: bool, steps: int) -> None:
+    """Noise that takes time for the batch has one draw for all copies of an example; whatever their sizes."""
+    model, x, seen = TimeFirst(noise), torch.randn(6, steps, 4), []
+    model.register_forward_hook(lambda module, args, out: seen.append(len(out)))
+    std = ro.predict_samples(model, x, 10, batch_size=30).std
+    assert seen[-1] == (30 if together else 6)
+    assert (std > 0).float().mean() > 0.9
+    assert not noise._forward_hooks
+
+
+def test_a_single_sequence_has_one_mask_for_all_its_rows() -> None:
+    x = torch.ones(4, 3)
+    std = ro.predict_samples(TimeFirst(ro.nn.LockedDropout(0.3)), x, 60, batch_size=1000).std
+    assert (std > 0).all()
+
+
+def test_noise_in_a_compiled_model_is_watched_too() -> None:
+    torch._dynamo.reset()
+    model = torch.compile(TimeFirst(ro.nn.LockedDropout(0.3, batch_first=True)), backend="eager")
+    x = torch.ones(3, 5, 4)
+    with ro.sampling(model):
+        model(x)
+    assert (ro.predict_samples(model, x, 60, batch_size=1000).std > 0).all()
+
+
 def test_samples_that_go_together_have_the_moments_of_single_ones() -> None:
     """A dropped feature of value 1: mean 1, deviation √λ; five standard errors at most."""
     model, n = nn.Sequential(nn.Dropout(0.2)), 4000

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import strength
-from ..placing._running import arguments, modes_kept
+from ..placing._running import arguments, modes_kept, uncompiled
 
 __all__ = [
     "Forward",
@@ -121,8 +121,7 @@ def untouched(model: nn.Module, *, random: bool = True) -> Iterator[Callable[[],
         stack.enter_context(torch.random.fork_rng(_cuda_devices(model), enabled=random))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in modules):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled(model))
         try:
             for module in modules:
                 for name, buffer in module._buffers.items():

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["ModelFailedError", "arguments", "call", "modes_kept", "no_tensor"]
+__all__ = ["ModelFailedError", "arguments", "call", "modes_kept", "no_tensor", "uncompiled"]
 
 
 class ModelFailedError(RuntimeError):
@@ -67,3 +68,13 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """A context in which compiled parts of a model run as plain Python, so that hooks run."""
+    if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield

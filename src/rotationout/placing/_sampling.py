@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .. import strength
 from ..nn import LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
 from ..nn.base import CentredNoise
 from ..registry import is_noise
-from ._running import arguments, modes_kept, no_tensor
+from ._running import arguments, modes_kept, no_tensor, uncompiled
 from ._slot import Slot, check_attached
 
 __all__ = ["Samples", "predict_samples", "sampling"]
@@ -110,6 +111,8 @@ def predict_samples(
     most = examples if batch_size is None else batch_size
     with torch.no_grad(), sampling(model):
         together = max(most // examples, 1) if all(map(_own_draws, model.modules())) else 1
+        if together > 1 and not _draws_follow_examples(model, args, kwargs):
+            together = 1
         parts = [
             _moments(model, args, kwargs, range(start, min(start + most, examples)), n, min(together, n), output)
             for start in range(0, examples, most)
@@ -130,20 +133,25 @@ def _moments(
     mean = squares = torch.zeros(())
     for done in range(0, n, together):
         copies = min(together, n - done)
-
-        def repeated(value: Any, copies: int = copies) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            part = value[rows.start : rows.stop]
-            return part.repeat(copies, *[1] * (part.ndim - 1)) if copies > 1 else part
-
-        answer = model(*map(repeated, args), **{name: repeated(value) for name, value in kwargs.items()})
+        answer = _call(model, args, kwargs, rows, copies)
         answers = _check_output(answer if output is None else output(answer), len(rows) * copies)
         for k, sample in enumerate(answers.unflatten(0, (copies, len(rows))), start=done + 1):
             difference = sample - mean
             mean = mean + difference / k
             squares = squares + difference * (sample - mean)
     return mean, (squares / (n - 1)).sqrt()
+
+
+def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: range, copies: int) -> Any:
+    """Call a model with copies of some examples, one after the other."""
+
+    def repeated(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        part = value[rows.start : rows.stop]
+        return part.repeat(copies, *[1] * (part.ndim - 1)) if copies > 1 else part
+
+    return model(*map(repeated, args), **{name: repeated(value) for name, value in kwargs.items()})
 
 
 def _examples(values: list[Any]) -> int:
@@ -183,3 +191,47 @@ def _own_draws(module: nn.Module) -> bool:
     if isinstance(module, CentredNoise):
         return module.center != "batch"
     return isinstance(module, LockedDropout | nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+
+
+def _draws_follow_examples(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether noises that draw once for an entry of some axis draw twice as often for two copies of the examples.
+
+    They do not if that axis is another one, e.g. time where a model has moved the batch to the second axis.
+    """
+    noises = [module for module in model.modules() if _is_per_example(module)]
+    if not noises:
+        return True
+    counts: list[tuple[nn.Module, int]] = []
+
+    def count(noise: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        counts.append((noise, _count_draws(noise, args[0] if args else kwargs["input"])))
+
+    few = range(min(2, _examples([*args, *kwargs.values()])))
+    hooks = [noise.register_forward_hook(count, with_kwargs=True) for noise in noises]
+    try:
+        with uncompiled(model):  # so that the hooks run
+            _call(model, args, kwargs, few, 1)
+            single = [(noise, 2 * draws) for noise, draws in counts]
+            counts.clear()
+            _call(model, args, kwargs, few, 2)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts == single
+
+
+def _is_per_example(module: nn.Module) -> bool:
+    if isinstance(module, RotationOut | RotationOut1d | RotationOut2d | RotationOut3d | RotationOutSequence):
+        return "example" in (module.draw.pairing_per, module.draw.angle_per)
+    return isinstance(module, LockedDropout)
+
+
+def _count_draws(noise: Any, x: Any) -> int:
+    """For how many examples a noise draws, given an input that it has taken."""
+    if isinstance(x, PackedSequence):
+        return int(x.batch_sizes[0])
+    if isinstance(noise, LockedDropout):
+        axis = None if x.ndim < 3 else 0 if noise.batch_first else 1
+    else:
+        axis = noise._axes(x)[1]
+    return 1 if axis is None else int(x.size(axis))
