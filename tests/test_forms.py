@@ -44,6 +44,26 @@ def test_a_form_differs_from_the_default_by_what_it_says(network: str, form: str
     assert layer.p == options.get("p", forms.P)
 
 
+def test_isotropic_noise_has_the_moments_of_a_rotation() -> None:
+    """Mean and covariance, within five standard errors of 40,000 draws each."""
+    x = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5, 3.0])
+    torch.manual_seed(0)
+    noises = [layer(x.expand(40_000, 6)) - x for layer in (forms.Isotropic(0.2), RotationOut(0.2))]
+    for noise in noises:
+        assert (noise.mean(0).abs() < 5 * noise.std(0) / 200).all()
+    ours, theirs = (noise.T.cov() for noise in noises)
+    expected = 0.25 / 5 * (x.square().sum() * torch.eye(6) - x.outer(x))
+    for found in (ours, theirs):
+        torch.testing.assert_close(found, expected, rtol=0, atol=5 * float(expected.max()) * 3**0.5 / 200)
+    maps = torch.randn(50, 6, 4, 4)
+    moved = (forms.Isotropic(0.2, maps=True)(maps) - maps).movedim(1, -1)
+    about = (maps - maps.mean((0, 2, 3), keepdim=True)).movedim(1, -1)
+    assert ((moved * about).sum(-1).abs() < 1e-4).all(), "about the batch mean"
+    assert (moved.square().sum() / about.square().sum()).item() == pytest.approx(0.25, rel=0.2)
+    zero = torch.zeros(2, 6)
+    assert torch.equal(forms.Isotropic(0.2)(zero), zero)
+
+
 def test_the_papers_form_on_maps_is_the_one_with_uniform_angles() -> None:
     """Why there is no row for it."""
     paper, uniform = RotationOut2d(forms.P, preset="paper"), forms.noise_of("maps", "θ uniform")(8)
@@ -167,7 +187,7 @@ def test_only_clear_differences_are_called_so() -> None:
     clear = made(default=base, one=[a - 0.02 + 0.001 * k for k, a in enumerate(base)], dropout=[0.95, 0.90, 0.93, 0.92])
     said = report.verdict(clear, "vectors")
     assert "Other forms: 1 of 1 clearly different: one-sided angles (−1.85 ± 0.06). " in said
-    assert "No noise and Dropout: 0 of 1 clearly different. " in said
+    assert "No noise and other noises: 0 of 1 clearly different. " in said
     almost = made(default=base, one=[a - 0.02 + 0.014 * k - 0.014 for k, a in enumerate(base)])
     mean, error = almost.paired_difference("vectors", "one-sided angles")
     assert 1 < abs(mean) / error < 3
@@ -232,6 +252,10 @@ def test_what_pages_say_of_forms_is_so_in_the_record() -> None:
         "vectors": {"about a running mean"},
         "maps": {forms.ORIGIN, forms.ORIGIN_SYMMETRIC, forms.BEFORE},
     }
+    mean, error = study.paired_difference("vectors", forms.ISOTROPIC)
+    assert 3 * error < mean < 3.05 * error, "just three standard errors"
+    assert not is_clear(*study.paired_difference("vectors", forms.ISOTROPIC, "Dropout"))
+    assert not is_clear(*study.paired_difference("maps", forms.ISOTROPIC))
     for form in (forms.ORIGIN_SYMMETRIC, f"{forms.ORIGIN}, a pairing per position"):
         mean, error = study.paired_difference("maps", form, forms.ORIGIN)
         assert not is_clear(mean, error)

@@ -12,6 +12,7 @@ from rotationout.experiments.forms import (
     CENTRED,
     DEFAULT,
     FORMS,
+    ISOTROPIC,
     NETWORKS,
     ORIGIN,
     ORIGIN_SYMMETRIC,
@@ -100,6 +101,7 @@ def _forms() -> dict[str, str]:
             "zeros": (zeros, DEFAULT),
             "dropout": ("Dropout", DEFAULT),
             "dropout_zeros": ("Dropout", zeros),
+            "isotropic": (ISOTROPIC, DEFAULT),
         }
         for name, pair in pairs.items():
             found[f"forms_{name}_{network}"] = signed(*study.paired_difference(network, *pair), scale=100)
@@ -107,6 +109,7 @@ def _forms() -> dict[str, str]:
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
     return {
         **found,
+        "forms_isotropic_dropout": signed(*study.paired_difference("vectors", ISOTROPIC, "Dropout"), scale=100),
         "forms_dropout_centre_vectors": signed(*study.paired_difference("vectors", CENTRED, "Dropout"), scale=100),
         "forms_centre_table": _centres(study),
         "forms_seeds": str(study.settings["seeds"]),

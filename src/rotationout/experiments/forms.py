@@ -24,8 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from .. import strength
 from ..nn import CentredDropout, GaussianDropout, RotationOut, RotationOut2d
 from . import digits
 from .jobs import in_order
@@ -49,6 +51,8 @@ ORIGIN, ORIGIN_SYMMETRIC = "about the origin", "about the origin, symmetric angl
 """On maps, why centring helps may be that one-sided angles do not average out over positions, which matters most about
 the origin: symmetric ones do. Or it may be that noise about the mean is weaker: at smaller p that about the origin is
 too. And each position may have a pairing of its own, so that no two turn alike."""
+ISOTROPIC = "isotropic noise"
+"""`Isotropic`: beside RotationOut with a pairing for every row, this tells what turning pairs does but for variance."""
 CENTRED = "Dropout about the batch mean"
 """Beside "about the origin" or "about the batch mean", this tells what centring does from what rotating does."""
 
@@ -94,12 +98,49 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """By network, the options of each form of RotationOut. ``num_features="features"`` is filled in for each place. On maps
 the preset "paper" differs from the default only by its law, "θ uniform"."""
+
+
+class Isotropic(nn.Module):
+    """x + t·|x|·u, with t ~ N(0, λ) and a random direction u perpendicular to x, for every row.
+
+    Mean and covariance are those of a rotation (Lemma 1), but no features are paired.
+
+    Args:
+        p: drop probability of the equally strong Dropout.
+        maps: the features are on axis 1, and x is about the batch mean, as with `RotationOut2d`; else on the last.
+
+    >>> noise, x = Isotropic(0.5), torch.randn(3, 8)
+    >>> bool((((noise(x) - x) * x).sum(-1).abs() < 1e-4).all()), noise.eval()(x) is x
+    (True, True)
+    """
+
+    def __init__(self, p: float, *, maps: bool = False) -> None:
+        super().__init__()
+        self.sigma, self.maps = strength.convert(p, "dropout", "gaussian_tan"), maps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same features with noise, in training."""
+        if not self.training:
+            return x
+        if not self.maps:
+            return x + self._noise(x)
+        rows = x.movedim(1, -1)
+        return x + self._noise(rows - rows.mean((0, 1, 2))).movedim(-1, 1)
+
+    def _noise(self, x: Tensor) -> Tensor:
+        drawn, square = torch.randn_like(x), x.square().sum(-1, keepdim=True)
+        drawn = drawn - x * (drawn * x).sum(-1, keepdim=True) / square.clamp_min(1e-12)
+        direction: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
+        return self.sigma * torch.randn_like(square) * square.sqrt() * direction
+
+
 OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
     "vectors": {
         "no noise": nn.Identity,
         "Dropout": partial(nn.Dropout, P),
         "Gaussian Dropout": partial(GaussianDropout, P),
         CENTRED: partial(CentredDropout, P),
+        ISOTROPIC: partial(Isotropic, P),
     },
     "maps": {
         "no noise": nn.Identity,
@@ -108,6 +149,7 @@ OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
         CENTRED: partial(CentredDropout, P, dim=1),
         **{f"{CENTRED}, p = {p:g}": partial(CentredDropout, p, dim=1) for p in WEAKER},
         **{f"Dropout, p = {p:g}": partial(nn.Dropout, p) for p in WEAKER},
+        ISOTROPIC: partial(Isotropic, P, maps=True),
         "Dropout2d": partial(nn.Dropout2d, P),
     },
 }

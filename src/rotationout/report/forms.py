@@ -33,7 +33,7 @@ def verdict(study: FormsStudy, network: str) -> str:
     compared = [one.form for one in study.of(network) if one.form != DEFAULT]
     groups = {
         "Other forms": [form for form in compared if form not in OTHERS[network]],
-        "No noise and Dropout": [form for form in compared if form in OTHERS[network]],
+        "No noise and other noises": [form for form in compared if form in OTHERS[network]],
     }
     said = []
     for group, forms in groups.items():
