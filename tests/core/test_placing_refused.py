@@ -122,7 +122,6 @@ VECTORS, MAPS = ro.RotationOut(0.5), ro.RotationOut2d(0.5)
             (lambda x=x: ro.insert(Network(), VECTORS, before=nn.Linear, example_inputs=x), RuntimeError, message)
             for x, message in [
                 ([IMAGES, torch.arange(2)], r"a tuple or list is passed as several arguments: .* e\.g\. batch\[0\]$"),
-                (IMAGES.numpy(), r"at least one tensor, got ndarray; .* convert arrays .* torch\.from_numpy\(x\)"),
                 (DataLoader(TensorDataset(IMAGES)), r"one tensor, got DataLoader; give one batch of a DataLoader"),
             ]
         ),
@@ -215,3 +214,11 @@ def test_what_is_found_out_at_the_first_call() -> None:
     ro.insert(linear, ro.RotationOut(0.5), after="0", dim=2)
     with pytest.raises(ValueError, match=r"dim = 2 at '0' is out of range for \(2, 4\)"):
         linear(torch.ones(2, 4))
+
+
+def test_an_array_is_told_how_to_become_a_tensor() -> None:
+    array = pytest.importorskip("numpy").ones((2, 3, 9, 9))
+    with pytest.raises(
+        RuntimeError, match=r"at least one tensor, got ndarray; .* convert arrays .* torch\.from_numpy\(x\)"
+    ):
+        ro.insert(Network(), VECTORS, before=nn.Linear, example_inputs=array)
