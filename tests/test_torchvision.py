@@ -14,6 +14,7 @@ def test_they_are_torchvisions() -> None:
     assert type(ro.noise("dropblock3d", 0.1, block_size=3)) is ops.DropBlock3d
     assert type(ro.noise("stochastic-depth", 0.1)) is ops.StochasticDepth
     assert ro.registry.is_noise(ops.StochasticDepth(0.1, "row"))
+    assert ro.registry.is_stochastic_depth(ops.StochasticDepth(0.1, "row"))
 
 
 def test_a_block_larger_than_the_map_is_clipped_to_an_odd_side_or_refused() -> None:
