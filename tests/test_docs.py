@@ -25,6 +25,7 @@ from scipy.stats import t
 
 import rotationout as ro
 from rotationout.cli import main
+from rotationout.cli.app import COMMANDS
 from rotationout.experiments import digits
 from rotationout.experiments.forms import FormsStudy
 from rotationout.experiments.records import Study, mean_sd
@@ -113,6 +114,9 @@ def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([command, "--help"]) == 0
         shown = capsys.readouterr().out
         assert all(option in shown for option in options), (command, options)
+    texts = [(DOCS / page).read_text(encoding="utf-8") for page in PAGES]
+    assert {name for text in texts for name in re.findall(r"-m (rotationout[\w.]*)", text)} == {"rotationout.cli"}
+    assert {name for text in texts for name in re.findall(r"`rotationout ([a-z]\w*)", text)} <= COMMANDS.keys()
 
 
 def test_messages_that_pages_help_with_are_raised() -> None:

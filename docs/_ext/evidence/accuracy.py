@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from scipy.stats import t
@@ -26,7 +25,7 @@ from rotationout.experiments.tasks import TASKS
 from rotationout.recipes import TABLES, cifar100
 from rotationout.recipes.search import BEST, SEARCH, STRONG
 from rotationout.report import digits, forms, ghost, reproduced, search, shift, sizes, small_batch, table1, verdicts
-from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
+from rotationout.report.cells import by_row, holm, mean_lead, p_value, shown_p, signed, spread
 from rotationout.report.modules import module_of
 
 from .cells import RESULTS, markdown
@@ -212,20 +211,6 @@ def _corrected(points: dict[str, list[float]]) -> str:
         f"other {len(pairs) - len(points) + 1} comparisons {'is' if others == 1 else 'are'} significant. The lead over "
         "both strengths is one comparison more."
     )
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number by Holm's method, in their order.
-
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    order = sorted(range(len(values)), key=values.__getitem__)
-    found, most = [0.0] * len(values), 0.0
-    for rank, place in enumerate(order):
-        most = max(most, min(1.0, (len(values) - rank) * values[place]))
-        found[place] = most
-    return found
 
 
 def _uncentred(points: dict[str, list[float]]) -> dict[str, str]:
