@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 from rotationout import cli
-from rotationout.experiments import digits, forms
+from rotationout.experiments import digits, forms, isotropic
 from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
 from rotationout.nn import RotationOut, RotationOut2d
 from rotationout.report import forms as report
@@ -48,7 +48,7 @@ def test_isotropic_noise_has_the_moments_of_a_rotation() -> None:
     """Mean and covariance, within five standard errors of 40,000 draws each."""
     x = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5, 3.0])
     torch.manual_seed(0)
-    noises = [layer(x.expand(40_000, 6)) - x for layer in (forms.Isotropic(0.2), RotationOut(0.2))]
+    noises = [layer(x.expand(40_000, 6)) - x for layer in (isotropic.Isotropic(0.2), RotationOut(0.2))]
     for noise in noises:
         assert (noise.mean(0).abs() < 5 * noise.std(0) / 200).all()
     ours, theirs = (noise.T.cov() for noise in noises)
@@ -56,12 +56,12 @@ def test_isotropic_noise_has_the_moments_of_a_rotation() -> None:
     for found in (ours, theirs):
         torch.testing.assert_close(found, expected, rtol=0, atol=5 * float(expected.max()) * 3**0.5 / 200)
     maps = torch.randn(50, 6, 4, 4)
-    moved = (forms.Isotropic(0.2, maps=True)(maps) - maps).movedim(1, -1)
+    moved = (isotropic.Isotropic(0.2, maps=True)(maps) - maps).movedim(1, -1)
     about = (maps - maps.mean((0, 2, 3), keepdim=True)).movedim(1, -1)
     assert ((moved * about).sum(-1).abs() < 1e-4).all(), "about the batch mean"
     assert (moved.square().sum() / about.square().sum()).item() == pytest.approx(0.25, rel=0.2)
     zero = torch.zeros(2, 6)
-    assert torch.equal(forms.Isotropic(0.2)(zero), zero)
+    assert torch.equal(isotropic.Isotropic(0.2)(zero), zero)
 
 
 def test_the_papers_form_on_maps_is_the_one_with_uniform_angles() -> None:

@@ -6,8 +6,9 @@ The data, the 200 training examples and the optimizer are those of `rotationout.
 networks. *vectors* is the one of that study: two hidden layers, `RotationOut` after each. *maps* has three 3×3
 convolutions with 32, 64 and 64 channels and `RotationOut2d` before the second and the third. In each network the
 default form of RotationOut is compared with forms that differ from it by one choice, with the presets, with no noise
-and with Dropout; p = 0.5 unless the name of a form says otherwise. One form has the default choices, but is before the
-ReLU instead of after it. Seed by seed all forms share the split, the initial weights and the order of the examples.
+and with Dropout and other noises; p = 0.5 unless the name of a form says otherwise. One form has the default choices,
+but is before the ReLU instead of after it. Seed by seed all forms share the split, the initial weights and the order of
+the examples.
 
 The form whose zeros stay zero, and the place before the ReLU, were first tried with other seeds. The convolutional
 network is one of three that were tried with other seeds, with no noise, Dropout, Dropout2d and the default form, for
@@ -24,12 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .. import strength
 from ..nn import CentredDropout, GaussianDropout, RotationOut, RotationOut2d
 from . import digits
+from .isotropic import Isotropic
 from .jobs import in_order
 from .records import paired_difference, readable, surroundings
 
@@ -98,42 +98,6 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """By network, the options of each form of RotationOut. ``num_features="features"`` is filled in for each place. On maps
 the preset "paper" differs from the default only by its law, "θ uniform"."""
-
-
-class Isotropic(nn.Module):
-    """x + t·|x|·u, with t ~ N(0, λ) and a random direction u perpendicular to x, for every row.
-
-    Mean and covariance are those of a rotation (Lemma 1), but no features are paired.
-
-    Args:
-        p: drop probability of the equally strong Dropout.
-        maps: the features are on axis 1, and x is about the batch mean, as with `RotationOut2d`; else on the last.
-
-    >>> noise, x = Isotropic(0.5), torch.randn(3, 8)
-    >>> bool((((noise(x) - x) * x).sum(-1).abs() < 1e-4).all()), noise.eval()(x) is x
-    (True, True)
-    """
-
-    def __init__(self, p: float, *, maps: bool = False) -> None:
-        super().__init__()
-        self.sigma, self.maps = strength.convert(p, "dropout", "gaussian_tan"), maps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same features with noise, in training."""
-        if not self.training:
-            return x
-        if not self.maps:
-            return x + self._noise(x)
-        rows = x.movedim(1, -1)
-        return x + self._noise(rows - rows.mean((0, 1, 2))).movedim(-1, 1)
-
-    def _noise(self, x: Tensor) -> Tensor:
-        drawn, square = torch.randn_like(x), x.square().sum(-1, keepdim=True)
-        drawn = drawn - x * (drawn * x).sum(-1, keepdim=True) / square.clamp_min(1e-12)
-        direction: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
-        return self.sigma * torch.randn_like(square) * square.sqrt() * direction
-
-
 OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
     "vectors": {
         "no noise": nn.Identity,

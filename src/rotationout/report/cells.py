@@ -21,6 +21,7 @@ __all__ = [
     "averaged",
     "by_row",
     "differs",
+    "holm",
     "is_clear",
     "left_out",
     "marked",
@@ -171,6 +172,20 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     # From the statistics, not the values: of a side that does not vary scipy would warn that digits are lost.
     found = ttest_ind_from_stats(*mean_sd(one), len(one), *mean_sd(other), len(other), equal_var=False)
     return float(found.pvalue)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number by Holm's method, in their order.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found, most = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        most = max(most, min(1.0, (len(values) - rank) * values[place]))
+        found[place] = most
+    return found
 
 
 class Lead(NamedTuple):
