@@ -1,9 +1,12 @@
-"""A network to place noise in, its images, and all there is to see of it."""
+"""A network to place noise in, its images, and all there is to see of it; and what `swap` did to a model."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+import rotationout as ro
 
 
 class Block(nn.Module):
@@ -45,3 +48,22 @@ def state(model: nn.Module) -> list[Any]:
         (name, id(module), type(module), sorted(vars(module)), {hook: dict(vars(module)[hook]) for hook in hooks})
         for name, module in model.named_modules(remove_duplicate=False)
     ]
+
+
+def swapped(model: nn.Module, *unsure: str, **choices: object) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The noises that were placed, and why others were left alone; a warning names those of an unknown axis."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "swap left Dropout as it was")
+        report = ro.swap(model, **choices)
+    assert [str(warning.message).partition(". ")[0].partition(": ")[2] for warning in caught] == (
+        [", ".join(unsure)] if unsure else []
+    )
+    return {change.name: change.noise for change in report.changed}, {left.name: left.why for left in report.left}
+
+
+def drop_block(package: str, dims: int = 2, **attributes: object) -> nn.Module:
+    """One of another package, as far as `swap` looks at it."""
+    module = type(f"DropBlock{dims}d", (nn.Module,), {"__module__": f"{package}.drop"})()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module

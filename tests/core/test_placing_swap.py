@@ -1,27 +1,16 @@
 """Rotations in the place of Dropout: what is replaced, by what, and what is left alone."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.core.placed_networks import drop_block, swapped
 from torch import Tensor, nn
 
 import rotationout as ro
 from rotationout.strength import to_lam
-
-
-def swapped(model: nn.Module, *unsure: str, **choices: object) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """The noises that were placed, and why others were left alone; a warning names those of an unknown axis."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", "swap left Dropout as it was")
-        report = ro.swap(model, **choices)
-    assert [str(warning.message).partition(". ")[0].partition(": ")[2] for warning in caught] == (
-        [", ".join(unsure)] if unsure else []
-    )
-    return {change.name: change.noise for change in report.changed}, {left.name: left.why for left in report.left}
 
 
 def test_spatial_dropout_becomes_the_map_rotation_of_equal_strength() -> None:
@@ -31,14 +20,6 @@ def test_spatial_dropout_becomes_the_map_rotation_of_equal_strength() -> None:
     assert [noise.p for noise in model] == [0.1, 0.2, 0.3]
     assert not any(module.training for module in model.modules())
     assert left == {}
-
-
-def drop_block(package: str, dims: int = 2, **attributes: object) -> nn.Module:
-    """One of another package, as far as `swap` looks at it."""
-    module = type(f"DropBlock{dims}d", (nn.Module,), {"__module__": f"{package}.drop"})()
-    for name, value in attributes.items():
-        setattr(module, name, value)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -336,116 +317,6 @@ def test_a_module_around_attention_asks_for_an_input() -> None:
     assert {left.name for left in report.left} == {"dropout", "inner.dropout"}
     noises, _ = swapped(LayerAttention(), example_inputs=torch.randn(2, 3, 4))
     assert set(noises) == {"dropout", "inner.dropout"}
-
-
-class Head(nn.Module):
-    """An auxiliary head that works in training only, and Dropout that maps and vectors share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.shared = nn.Conv2d(3, 8, 3), nn.Dropout(0.2)
-        self.aux = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 2))
-        self.pooled, self.out = nn.Dropout(0.1), nn.Conv2d(8, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.shared(self.conv(x))
-        vectors = x.mean((2, 3))
-        if self.training:
-            return self.aux(vectors)
-        self.shared(vectors)
-        return self.out(self.pooled(x.mean((2, 3), keepdim=True)))
-
-
-def test_what_a_run_in_eval_mode_does_not_reach_is_decided_by_the_code() -> None:
-    model = Head()
-    noises, left = swapped(model, "shared", example_inputs=torch.randn(2, 3, 8, 8))
-    assert {name: type(noise) for name, noise in noises.items()} == {
-        "aux.1": ro.RotationOut,
-        "pooled": ro.RotationOut2d,
-    }
-    assert left == {"shared": "it is used for features on different axes: replace it by hand, or insert noise there"}
-    with pytest.warns(
-        UserWarning, match=r"1 place: shared\. The run does not say .*; print what swap returns to see why"
-    ):
-        ro.swap(Head(), example_inputs=torch.randn(2, 3, 8, 8))
-
-
-def test_maps_of_one_position_have_no_batch_mean_by_default() -> None:
-    """As vectors: a last batch of one example must not fail."""
-    noises, _ = swapped(Head(), "shared", example_inputs=torch.randn(2, 3, 8, 8))
-    assert noises["pooled"].center is None
-    noises["pooled"].train()(torch.randn(1, 8, 1, 1))
-    pooled = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.2), nn.AdaptiveMaxPool2d(1), nn.Dropout(0.1))
-    words = str(ro.swap(pooled, example_inputs=torch.randn(2, 3, 8, 8)))
-    assert "center=None) instead of Dropout(p=0.1, inplace=False) (on maps of one position in the run, so" in words
-    assert words.count("one position") == 1
-    for choices in ({"center": "batch"}, {"preset": "paper"}):
-        noises, _ = swapped(Head(), "shared", example_inputs=torch.randn(2, 3, 8, 8), **choices)
-        assert noises["pooled"].center == "batch"
-    maps = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.2), nn.Conv2d(8, 2, 1))
-    noises, _ = swapped(maps, example_inputs=torch.randn(2, 3, 8, 8))
-    assert noises["1"].center == "batch"
-
-
-def test_running_means_have_the_features_of_their_places() -> None:
-    def model() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 2))
-
-    given = model()
-    noises, _ = swapped(given, center="running", example_inputs=torch.randn(2, 8))
-    assert [noise.running_mean.numel() for noise in noises.values()] == [16, 32]
-    given(torch.randn(4, 8))
-    with pytest.raises(ValueError, match="needs the number of features of every place: show it an input"):
-        ro.swap(model(), center="running")
-    with pytest.raises(ValueError, match="num_features = 16 does not fit a Dropout on 32 features; leave it out"):
-        ro.swap(model(), center="running", num_features=16, example_inputs=torch.randn(2, 8))
-    noises, left = swapped(Head(), "shared", center="running", example_inputs=torch.randn(2, 3, 8, 8))
-    assert noises["pooled"].running_mean.numel() == 8
-    assert left["aux.1"] == "a running mean is for one number of features, but it was not called"
-
-
-def test_running_means_of_drop_block() -> None:
-    block = drop_block("timm", drop_prob=0.2, block_size=3)
-    type(block).forward = lambda self, x: x
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), block)
-    ro.swap(model, center="running", example_inputs=torch.randn(2, 3, 8, 8))
-    assert model[1].running_mean.numel() == 8
-    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 8, 6, 6)
-
-
-class Widths(nn.Module):
-    """Dropout on 16 and on 32 features, and one that is not called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.shared = nn.Linear(8, 16), nn.Linear(16, 32), nn.Dropout(0.2)
-        self.head = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.2), nn.Linear(32, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shared(self.two(self.shared(self.one(x))))
-
-
-def test_a_running_mean_has_one_number_of_features() -> None:
-    x = torch.randn(2, 8)
-    with pytest.raises(ValueError, match="num_features = 16 does not fit a Dropout on 32 features"):
-        ro.swap(Widths(), center="running", num_features=16, example_inputs=x)
-    model = Widths()
-    noises, left = swapped(model, center="running", example_inputs=x)
-    assert noises == {}
-    assert left["shared"] == "a running mean is for one number of features, but it is used for 16 and 32"
-    model.shared = nn.Identity()
-    noises, left = swapped(model, center="running", num_features=16, example_inputs=x)
-    assert noises == {}, "the given number may be wrong where nothing was seen"
-    assert left["head.1"].endswith("but it was not called")
-
-
-def test_dropout_of_a_single_feature_is_left_alone() -> None:
-    model = nn.Sequential(nn.Dropout(0.1), nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Flatten(), nn.Linear(288, 1))
-    model.append(nn.Dropout(0.1))
-    report = ro.swap(model, torch.randn(4, 1, 8, 8))
-    assert [change.name for change in report.changed] == ["2"]
-    assert {left.name for left in report.left if "a single feature" in left.why} == {"0", "5"}
-    model.train()(torch.randn(4, 1, 8, 8))
 
 
 def test_an_input_may_be_given_without_its_name() -> None:
