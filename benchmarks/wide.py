@@ -1,9 +1,10 @@
 """Training steps of WideResNet28-10 on a GPU, eager and compiled: ``python -m benchmarks.wide``, a few minutes.
 
 The network is compiled block by block, as ``--compile`` does it, or as a whole, which fuses more and takes longer to
-compile. cuDNN times at most ten of its algorithms for a convolution, or all of them. After one run, several are timed
-side by side. Each way is in a process of its own, since compiled code and cuDNN's choices outlive a run. Written as
-JSON under benchmarks/results/.
+compile. ``--compile`` lets cuDNN time all of its algorithms for a convolution; with "ten algorithms" it times at most
+ten, its default. "tuned" lets the compiler time the sizes of its own kernels. After one run, several are timed side by
+side. Each way is in a process of its own, since compiled code and cuDNN's choices outlive a run. Written as JSON under
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor
 
+from rotationout.experiments import run as experiment
 from rotationout.experiments.classification import Classification
 from rotationout.recipes.cifar100 import TABLES
 
@@ -26,13 +29,16 @@ from .records import RESULTS, write
 from .steps import milliseconds, runs_of
 
 ROWS = ("none", "rotation default sigma 0.500")
-WAYS = ("eager", "blocks", "blocks, all algorithms", "whole", "whole, all algorithms")
+WAYS = ("eager", "blocks", "blocks, ten algorithms", "blocks, tuned", "whole")
 
 
 def prepare(way: str, run: Classification) -> None:
     """Before the first step of a run."""
-    compiled, _, algorithms = way.partition(", ")
-    torch.backends.cudnn.benchmark_limit = 0 if algorithms else 10
+    compiled, _, changed = way.partition(", ")
+    if changed == "ten algorithms":
+        experiment.ALGORITHMS = 10
+    if changed == "tuned":
+        inductor.coordinate_descent_tuning = True
     if compiled == "whole":
         run.regions = lambda: [run.network]  # type: ignore[method-assign]
     if compiled != "eager":

@@ -181,9 +181,9 @@ class Classification(Classifier[Images]):
         super().compile()
 
     def regions(self) -> Iterable[nn.Module]:
-        """The residual blocks, most of which have the same shapes."""
-        blocks: nn.Module = self.network.get_submodule("stages")
-        return blocks.children()
+        """The residual blocks, most of which have the same shapes, and what follows them in a WideResNet."""
+        blocks, pool = self.network.get_submodule("stages").children(), getattr(self.network, "pool", None)
+        return [*blocks] if pool is None else [*blocks, pool]
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """The network's input for images in bytes: normalised, in channels_last."""

@@ -176,6 +176,17 @@ class _WideBlock(nn.Module):
         return cast(Tensor, kept + y)
 
 
+class _Pool(nn.Module):
+    """The mean over positions after BatchNorm and ReLU, a module of its own so that these can be compiled together."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(x)).mean((2, 3))
+
+
 class WideResNet(nn.Module):
     """WideResNet for 32×32 images: three stages of 16·k, 32·k and 64·k channels.
 
@@ -205,7 +216,7 @@ class WideResNet(nn.Module):
                 inputs = widths[stage - 1] if k == 0 else widths[stage]
                 stride = 2 if stage > 1 and k == 0 else 1
                 self.stages.append(_WideBlock(inputs, widths[stage], stride, here))
-        self.norm = nn.BatchNorm2d(widths[3])
+        self.pool = _Pool(widths[3])
         self.head = nn.Linear(widths[3], classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -213,8 +224,7 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, 3, 32, 32)."""
-        features = F.relu(self.norm(self.stages(self.stem(x))))
-        return cast(Tensor, self.head(features.mean((2, 3))))
+        return cast(Tensor, self.head(self.pool(self.stages(self.stem(x)))))
 
 
 class MLP(nn.Module):

@@ -28,6 +28,8 @@ __all__ = ["Run"]
 
 MOST_GRAPHS = 1000
 """How many different regions torch.compile may compile, over all runs of a process; its own limit is 8."""
+ALGORITHMS = 0
+"""How many of its algorithms cuDNN times for a convolution of a compiled network, 0 for all; its own limit is 10."""
 
 
 class Run(abc.ABC):
@@ -241,8 +243,8 @@ class Run(abc.ABC):
     def compile(self) -> None:
         """Compile the network, before the first step; tests run it without compilation.
 
-        Not the default, as compiling takes a while. The kernels of `rotationout.experiments.narrow` are not used in a
-        compiled network.
+        Not the default, as compiling takes a while, and so does cuDNN, which then times more algorithms. The kernels of
+        `rotationout.experiments.narrow` are not used in a compiled network.
         """
         for region in self.regions():
             region.compile(dynamic=False)
@@ -345,8 +347,15 @@ class Run(abc.ABC):
 
     @contextmanager
     def _for_capture(self, action: Action) -> Iterator[None]:
+        """A context in which an action is tried and captured: this is when cuDNN chooses its algorithms."""
+        cudnn = torch.backends.cudnn
+        limit = cudnn.benchmark_limit
         with self.random_stream.active(), self._compiling(regions=action is self._update):
-            yield
+            cudnn.benchmark_limit = ALGORITHMS if self.compiled else limit
+            try:
+                yield
+            finally:
+                cudnn.benchmark_limit = limit
 
 
 def _init_momentum(optimizer: torch.optim.Optimizer) -> None:
