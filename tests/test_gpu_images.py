@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("torchvision")
 
-from tests.test_images_data import data_set, spoil
+from tests.image_folders import data_set, spoil
 from tests.test_images_training import ROWS, SMALL, TINY
 from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a fixture
 from tests.training_runs import assert_beside_as_alone, assert_captured_as_plain, assert_goes_on_captured, finish

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("torchvision")
 
 from tests.command_line import said
-from tests.test_images_data import WOOF, data_set, needs_woof, picture, spoil
+from tests.image_folders import WOOF, data_set, needs_woof, picture, spoil
 from tests.training_runs import _one_thread as _one_thread  # a fixture
 from tests.training_runs import assert_resumes, carry_over, finish
 from torch import nn

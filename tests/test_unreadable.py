@@ -11,7 +11,7 @@ pytest.importorskip("torchvision")
 
 from tests import test_detection_training, test_images_training
 from tests.detection_album import write_album
-from tests.test_images_data import data_set, spoil
+from tests.image_folders import data_set, spoil
 from tests.training_runs import _as_exact_as_can_be as _as_exact_as_can_be  # a fixture
 from tests.training_runs import _one_thread as _one_thread  # a fixture
 from tests.training_runs import assert_resumes, assert_tests_in_eval_mode

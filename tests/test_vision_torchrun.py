@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("torchvision")
 
 from tests.detection_album import write_album
+from tests.image_folders import data_set, spoil
 from tests.launching import torchrun
 from tests.test_detection_training import TINY as TINY_DETECTOR
-from tests.test_images_data import data_set, spoil
 from tests.test_images_training import TINY as TINY_NETWORK
 
 from rotationout import cli
