@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 from rotationout import cli
-from rotationout.experiments import digits, forms, isotropic
+from rotationout.experiments import digits, forms
 from rotationout.experiments.forms import CENTRED, DEFAULT, FORMS, NETWORKS, OTHERS, Form, FormsStudy
 from rotationout.nn import RotationOut, RotationOut2d
 from rotationout.report import forms as report
@@ -42,26 +42,6 @@ def test_a_form_differs_from_the_default_by_what_it_says(network: str, form: str
         assert changed == set(options) - {"num_features", "block_size", "p"}
     assert layer.block_size == options.get("block_size")
     assert layer.p == options.get("p", forms.P)
-
-
-def test_isotropic_noise_has_the_moments_of_a_rotation() -> None:
-    """Mean and covariance, within five standard errors of 40,000 draws each."""
-    x = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5, 3.0])
-    torch.manual_seed(0)
-    noises = [layer(x.expand(40_000, 6)) - x for layer in (isotropic.Isotropic(0.2), RotationOut(0.2))]
-    for noise in noises:
-        assert (noise.mean(0).abs() < 5 * noise.std(0) / 200).all()
-    ours, theirs = (noise.T.cov() for noise in noises)
-    expected = 0.25 / 5 * (x.square().sum() * torch.eye(6) - x.outer(x))
-    for found in (ours, theirs):
-        torch.testing.assert_close(found, expected, rtol=0, atol=5 * float(expected.max()) * 3**0.5 / 200)
-    maps = torch.randn(50, 6, 4, 4)
-    moved = (isotropic.Isotropic(0.2, maps=True)(maps) - maps).movedim(1, -1)
-    about = (maps - maps.mean((0, 2, 3), keepdim=True)).movedim(1, -1)
-    assert ((moved * about).sum(-1).abs() < 1e-4).all(), "about the batch mean"
-    assert (moved.square().sum() / about.square().sum()).item() == pytest.approx(0.25, rel=0.2)
-    zero = torch.zeros(2, 6)
-    assert torch.equal(isotropic.Isotropic(0.2)(zero), zero)
 
 
 def test_the_papers_form_on_maps_is_the_one_with_uniform_angles() -> None:

@@ -19,6 +19,7 @@ from .nn import (
     CentredDropout,
     Cutout,
     GaussianDropout,
+    IsotropicNoise,
     LockedDropout,
     RotationOut,
     RotationOut1d,
@@ -90,7 +91,7 @@ def _none(p: float, *, dims: int = 0) -> nn.Module:
     return nn.Identity()
 
 
-def _elementwise(
+def _on_axis(
     layer: Callable[..., nn.Module],
     p: float,
     *,
@@ -163,37 +164,37 @@ KINDS: dict[str, Kind] = {
     "dropout": Kind(
         summary="zeroes every element with probability p (Srivastava et al. 2014): torch.nn.Dropout, or CentredDropout",
         strength="exact: λ = p / (1 − p) is the variance of every element's multiplier",
-        make=partial(_elementwise, CentredDropout),
+        make=partial(_on_axis, CentredDropout),
         more=(CentredDropout,),
     ),
     "gaussian": Kind(
         summary="multiplies every element by 1 + σ·N(0, 1) (Wang and Manning 2013): GaussianDropout",
         strength="exact: σ² = λ = p / (1 − p)",
-        make=partial(_elementwise, GaussianDropout),
+        make=partial(_on_axis, GaussianDropout),
         more=(GaussianDropout,),
     ),
     "uout": Kind(
         summary="multiplies every element by 1 + Unif(−β, β) (Li et al. 2019): Uout",
         strength="exact: β² / 3 = λ = p / (1 − p)",
-        make=partial(_elementwise, Uout),
+        make=partial(_on_axis, Uout),
         more=(Uout,),
     ),
     "centred-dropout": Kind(
         summary="Dropout of the zero-centred features, x̃ = m + Dropout(x − m) (section 3.2): CentredDropout",
         strength="exact about the mean: Var[x̃ | x] = λ·(x − m)²",
-        make=partial(_elementwise, CentredDropout, center="batch"),
+        make=partial(_on_axis, CentredDropout, center="batch"),
         more=(CentredDropout,),
     ),
     "centred-gaussian": Kind(
         summary="Gaussian dropout of the zero-centred features: GaussianDropout",
         strength="exact about the mean: Var[x̃ | x] = λ·(x − m)²",
-        make=partial(_elementwise, GaussianDropout, center="batch"),
+        make=partial(_on_axis, GaussianDropout, center="batch"),
         more=(GaussianDropout,),
     ),
     "centred-uout": Kind(
         summary="Uout of the zero-centred features: Uout",
         strength="exact about the mean: Var[x̃ | x] = λ·(x − m)²",
-        make=partial(_elementwise, Uout, center="batch"),
+        make=partial(_on_axis, Uout, center="batch"),
         more=(Uout,),
     ),
     "spatial": Kind(
@@ -217,6 +218,12 @@ KINDS: dict[str, Kind] = {
         strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1)",
         make=RotationOutSequence,
         more=(RotationOut,),
+    ),
+    "isotropic": Kind(
+        summary="turns features by a random angle in any direction, without pairs (ours, to compare): IsotropicNoise",
+        strength="exact: E tan²θ = λ = p / (1 − p), so E|x̃ − x|² = λ·|x − m|² (Lemma 1)",
+        make=partial(_on_axis, IsotropicNoise),
+        more=(IsotropicNoise,),
     ),
     "dropblock": Kind(
         summary="zeroes blocks of every channel (Ghiasi et al. 2018): torchvision.ops.DropBlock2d, 3d",

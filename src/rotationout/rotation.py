@@ -254,7 +254,7 @@ def check_features(features: int, dim: int) -> None:
     """Raise a ValueError if there are fewer than 2 features."""
     if features < 2:
         raise ValueError(
-            f"the feature axis dim = {dim} has size {features}, but a rotation needs at least 2 features to pair; "
+            f"the feature axis dim = {dim} has size {features}, but a rotation needs at least 2 features; "
             "choose the axis that holds the features"
         )
 

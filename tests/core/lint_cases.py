@@ -217,6 +217,14 @@ CASES: dict[str, list[Case]] = {
             IMAGES,
             code=False,
         ),
+        Case(
+            sequence(ro.nn.IsotropicNoise(0.7, dim=1)),
+            sequence(ro.nn.GaussianDropout(0.7, dim=1)),
+            "0",
+            "λ = 2.33 is more than D − 1 = 2",
+            IMAGES,
+            code=False,
+        ),
     ],
     "never-in-training": [Case(lambda: Keeps(1), lambda: Keeps(0), "1", "never acts", VECTORS)],
     "detached": [
@@ -243,6 +251,7 @@ CASES: dict[str, list[Case]] = {
         for noise, fits, right in [
             (ro.RotationOut(0.2), ro.RotationOut2d(0.2), "use RotationOut2d"),
             (ro.nn.CentredDropout(0.2), ro.nn.CentredDropout(0.2, dim=1), "set dim=-3"),
+            (ro.nn.IsotropicNoise(0.2), ro.nn.IsotropicNoise(0.2, dim=1), "set dim=-3"),
         ]
     ]
     + [

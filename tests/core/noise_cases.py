@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from rotationout.registry import KINDS
 
 VECTORS, MAPS, STEPS = (6, 4), (2, 4, 2, 2), (3, 2, 4)
+RUNNING = {"center": "running", "num_features": 4, "momentum": 1.0}
+"""About the mean of the last batch."""
 
 
 def same(x: Tensor) -> Tensor:
@@ -89,11 +91,10 @@ class Case:
 
 
 def elementwise(center: str | None) -> list[Case]:
-    """About the origin or a mean, of vectors and of maps. A running mean with momentum 1 is the last batch's."""
-    running = {"center": "running", "num_features": 4, "momentum": 1.0}
+    """About the origin or a mean, of vectors and of maps."""
     found = [
-        Case(VECTORS, lambda: running, about=centred),
-        Case(MAPS, lambda: {**running, "dim": 1}, about=centred_maps),
+        Case(VECTORS, lambda: RUNNING, about=centred),
+        Case(MAPS, lambda: {**RUNNING, "dim": 1}, about=centred_maps),
     ]
     if center is None:
         return [Case(VECTORS), *found]
@@ -153,6 +154,11 @@ CASES: dict[str, list[Case]] = {
     "rotation-sequence": [
         Case(STEPS, variance=turned(2)),
         Case(STEPS, lambda: {"batch_first": True, "center": "batch"}, about=centred, variance=turned(2)),
+    ],
+    "isotropic": [
+        Case(VECTORS, variance=turned(1)),
+        Case(MAPS, lambda: {"dims": 2, "center": "batch"}, about=centred_maps, variance=turned(1)),
+        Case(MAPS, lambda: {"dim": 1, **RUNNING}, about=centred_maps, variance=turned(1)),
     ],
     "dropblock": [
         Case((1, 2, 5, 5), lambda: {"block_size": 3}, variance=None),

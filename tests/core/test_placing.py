@@ -92,9 +92,9 @@ def test_selection() -> None:
 
 
 def test_the_feature_axis_follows_from_the_type_or_is_given() -> None:
-    model = Network()
-    made = ro.insert(model, ro.nn.GaussianDropout(0.2, center="batch"), after=(nn.Conv2d, nn.Linear))
-    assert [noise.dim for noise in made.noises] == [-3] * 7 + [-1] * 2
+    for noise in (ro.nn.GaussianDropout(0.2, center="batch"), ro.nn.IsotropicNoise(0.2)):
+        made = ro.insert(Network(), noise, after=(nn.Conv2d, nn.Linear))
+        assert [noise.dim for noise in made.noises] == [-3] * 7 + [-1] * 2
     # Features moved to where the noise looks for them: x̃ differs from x by a turn of every feature vector.
     act = nn.Sequential(nn.ReLU())
     ro.insert(act, ro.RotationOut(0.5, angle_per="batch", pairing="permutation"), after=nn.ReLU, dim=1)
@@ -291,7 +291,7 @@ def test_a_single_feature_has_no_other_to_be_paired_with() -> None:
     model(torch.randn(2, 1, 8, 8))
     with pytest.raises(ValueError, match=r"nothing to place noise after: 2 \(Conv2d\): there is a single feature"):
         ro.insert(model, ro.RotationOut2d(0.2), after="2")
-    assert len(ro.insert(model, ro.nn.GaussianDropout(0.2), after="2")) == 1, "other noises pair nothing"
+    assert len(ro.insert(model, ro.nn.GaussianDropout(0.2), after="2")) == 1, "other noises mix nothing"
 
 
 def test_a_last_step_that_is_also_elsewhere_is_refused() -> None:

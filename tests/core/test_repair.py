@@ -24,6 +24,7 @@ CORRECTED: dict[str, Callable[[], nn.Module]] = {
     "rotation": lambda: ro.RotationOut2d(0.5),
     "rotation, paper": lambda: ro.RotationOut2d(0.4, preset="paper"),
     "rotation, authors": lambda: ro.RotationOut2d(0.3, preset="authors"),
+    "rotation without pairs": lambda: ro.nn.IsotropicNoise(0.5, center="batch", dim=1),
     "rotation, blocks": lambda: ro.RotationOut2d(0.6, block_size=2, coverage=0.5),
 }
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kinds import listed
-from ..nn import CentredDropout, GaussianDropout, Uout
-from ..nn.base import CentredNoise
+from ..nn.base import CentredNoise, _AxisNoise
 from ..nn.norm import CrossNorm1d, CrossNorm2d, CrossNorm3d
 from ..nn.rotation import _RotationOutNd
 from ._flow import Flow, Link
@@ -96,7 +95,7 @@ def _unknown(layer: _BatchNorm, link: Link) -> str | None:
     noise = link.noise
     if isinstance(noise, _RotationOutNd) and noise.keep_zeros:
         return f"{link.source} has keep_zeros=True: the variance that it adds depends on which features are zero"
-    if not isinstance(noise, CentredDropout | GaussianDropout | Uout | _RotationOutNd) or noise.center is None:
+    if not isinstance(noise, _AxisNoise | _RotationOutNd) or noise.center is None:
         return (
             f"{link.source} ({type(noise).__name__}) is not about the mean of its features: the variance that it adds "
             "depends on their means, channel by channel; use center='batch' or 'running'"
@@ -107,7 +106,7 @@ def _unknown(layer: _BatchNorm, link: Link) -> str | None:
         )
     if not link.aligned:
         return f"{link.source} ({type(noise).__name__}) has its features on another axis than the channels"
-    if isinstance(noise, _RotationOutNd) and (lam := layer_law(noise).lam) >= layer.num_features - 1:
+    if noise._mixes and (lam := layer_law(noise).lam) >= layer.num_features - 1:
         return (
             f"{link.source} has λ = {lam:.4g}, with D = {layer.num_features} features: at λ = D − 1 all "
             "channels get the same variance, from which the variances before the noise cannot be recovered"
@@ -125,7 +124,7 @@ def _stale(layer: _BatchNorm, link: Link, averaged: bool) -> str | None:
         )
     if averaged or layer.momentum is None:
         return None
-    if isinstance(link.noise, _RotationOutNd):
+    if isinstance(link.noise, CentredNoise) and link.noise._mixes:
         return (
             f"{link.source} mixes features, so that undoing it amplifies errors of the statistics: give batches, "
             f"to average over; with momentum = {layer.momentum:g} the statistics cover the last batches only"

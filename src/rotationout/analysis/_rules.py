@@ -212,7 +212,7 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
                 f"p = {rate:g} is λ = {lam:.3g}, noise with {lam:.3g} times the variance of the features; if {rate:g} "
                 f"is meant as the probability to keep, write p = {1 - rate:.3g}",
             )
-        elif isinstance(noise, _RotationOutNd):
+        elif isinstance(noise, CentredNoise) and noise._mixes:
             lam = strength.to_lam("dropout", rate)
             given = {shape: _axes(noise, shape) for shape in view.flow.shapes.get(name, [])}
             sizes = {shape[axes[0]] for shape, axes in given.items() if axes is not None}
@@ -317,7 +317,7 @@ def rotation_on_attention(view: View) -> Iterator[tuple[str, str]]:
     They are a distribution over positions, not features: after a rotation some of them are negative.
     """
     for name, noise in view.noises.items():
-        if isinstance(noise, _RotationOutNd) and noise in view.seen and view.seen[noise].attention:
+        if getattr(noise, "_mixes", False) and noise in view.seen and view.seen[noise].attention:
             yield name, "rotates weights that sum to one, such as attention weights; place it on the features instead"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import strength
 from ..nn import Cutout, LockedDropout, ShakeShake, WeightDrop
-from ..nn.elementwise import _Elementwise
+from ..nn.base import _AxisNoise
 from ..nn.rotation import _RotationOutNd
 from ..registry import is_stochastic_depth
 
@@ -109,11 +109,10 @@ def layer_law(noise: nn.Module) -> NoiseLaw:
     """`noise_law` of a layer; one with ``keep_zeros`` has this law on the features that are not zero."""
     if isinstance(noise, nn.Identity):
         return NoiseLaw("itself", 0.0)
-    if isinstance(noise, _RotationOutNd | _Elementwise):
-        rotates = isinstance(noise, _RotationOutNd)
+    if isinstance(noise, _RotationOutNd | _AxisNoise):
         share = noise.coverage if isinstance(noise, _RotationOutNd) and noise.coverage is not None else 1.0
         center = noise.center if noise.running_mean is None else noise.running_mean.detach().clone()
-        return NoiseLaw("others" if rotates else "itself", _lam(noise.p) * share, center)
+        return NoiseLaw("others" if noise._mixes else "itself", _lam(noise.p) * share, center)
     if isinstance(noise, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | LockedDropout):
         return NoiseLaw("itself", _lam(noise.p))
     if is_stochastic_depth(noise) and getattr(noise, "scale_by_keep", True):

@@ -111,16 +111,17 @@ def conditional_moments(
     elif law.center == "batch":
         check_batch(mean, None, axis, axis)
         disturbed = disturbed - disturbed.mean([a for a in range(mean.ndim) if a != axis], keepdim=True)
-    if joint and isinstance(noise, _RotationOutNd):
+    keep_zeros = isinstance(noise, _RotationOutNd) and noise.keep_zeros
+    if joint and isinstance(noise, CentredNoise) and noise._mixes:
         products = tangent_products(noise, mean.shape, axis, batch_dim).to(mean.device)
         together = _turned_together(disturbed, products, axis)
-        return Moments(mean, _of_active(together, mean.flatten()) if noise.keep_zeros else together)
+        return Moments(mean, _of_active(together, mean.flatten()) if keep_zeros else together)
     if joint:
         mask, flat = mask_of_element(noise, mean).flatten(), disturbed.flatten()
         return Moments(mean, law.lam * torch.outer(flat, flat) * (mask[:, None] == mask))
     rows = disturbed.movedim(axis, -1)
     covariance = law.covariance(rows.unsqueeze(-1) * rows.unsqueeze(-2))
-    if isinstance(noise, _RotationOutNd) and noise.keep_zeros:
+    if keep_zeros:
         covariance = _of_active(covariance, mean.movedim(axis, -1))
     return Moments(mean, covariance)
 
@@ -217,7 +218,7 @@ def _axes(noise: nn.Module, x: Tensor, dim: int | None) -> tuple[int, int | None
     own, batch_dim = None, None
     if isinstance(noise, CentredNoise):
         own, batch_dim = noise._axes(x)
-        if noise.center is None and not isinstance(noise, _RotationOutNd) and dim is not None:
+        if noise.center is None and not noise._mixes and dim is not None:
             own = None  # about the origin any axis may be that of features
     elif isinstance(noise, LockedDropout):
         sequence_axis(x, noise.batch_first)  # raises an error if x is no sequence
@@ -228,7 +229,7 @@ def _axes(noise: nn.Module, x: Tensor, dim: int | None) -> tuple[int, int | None
     if own is not None and dim is not None and resolve_axis("dim", dim, x.ndim) != own:
         raise ValueError(f"{type(noise).__name__} has its features on axis {own} of {tuple(x.shape)}, got dim = {dim}")
     axis = check_features(x, (-1 if dim is None else dim) if own is None else own)
-    if isinstance(noise, _RotationOutNd):
+    if isinstance(noise, CentredNoise) and noise._mixes:
         check_pairs(x.size(axis), axis)
     return axis, batch_dim
 

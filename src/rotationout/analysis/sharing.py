@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .. import strength
 from ..functional.sequences import sequence_axis
 from ..nn import LockedDropout, ShakeShake
+from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutNd
 from ..registry import is_stochastic_depth
 from ..rotation import leading_batch_axis, shape_of_draws
@@ -43,14 +44,16 @@ def mask_of_element(noise: nn.Module, x: Tensor) -> Tensor:
     return torch.arange(math.prod(shape), device=x.device).view(shape).expand(x.shape)
 
 
-def tangent_products(noise: _RotationOutNd, shape: Sequence[int], axis: int, batch_dim: int | None) -> Tensor:
+def tangent_products(noise: CentredNoise, shape: Sequence[int], axis: int, batch_dim: int | None) -> Tensor:
     """E[t_a t_b] where two feature vectors share a pairing and 0 where they do not, (P, P) for P positions.
 
     t is tan θ. The signs of a pairing are random, so vectors with different pairings have uncorrelated noises. With one
     pairing E[t_a t_b] is E[t²] = λ if the angle is shared too, else (E t)², which is zero for symmetric angles. With
-    blocks it is multiplied by the probability that both positions are covered.
+    blocks it is multiplied by the probability that both positions are covered. Noise without pairs shares nothing.
     """
     leading = tuple(shape[:axis]) + tuple(shape[axis + 1 :])
+    if not isinstance(noise, _RotationOutNd):
+        return strength.to_lam("dropout", noise.p) * torch.eye(math.prod(leading), dtype=torch.float64)
     batch_axis = leading_batch_axis(batch_dim, axis, len(shape), noise.draw)
 
     def same(per: str) -> Tensor:

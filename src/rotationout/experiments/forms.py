@@ -27,9 +27,8 @@ from typing import Any
 
 from torch import nn
 
-from ..nn import CentredDropout, GaussianDropout, RotationOut, RotationOut2d
+from ..nn import CentredDropout, GaussianDropout, IsotropicNoise, RotationOut, RotationOut2d
 from . import digits
-from .isotropic import Isotropic
 from .jobs import in_order
 from .records import paired_difference, readable, surroundings
 
@@ -52,7 +51,7 @@ ORIGIN, ORIGIN_SYMMETRIC = "about the origin", "about the origin, symmetric angl
 the origin: symmetric ones do. Or it may be that noise about the mean is weaker: at smaller p that about the origin is
 too. And each position may have a pairing of its own, so that no two turn alike."""
 ISOTROPIC = "isotropic noise"
-"""`Isotropic`: beside RotationOut with a pairing for every row, this tells what turning pairs does but for variance."""
+"""`IsotropicNoise`: beside RotationOut with a pairing for every row, it tells what pairing features does."""
 CENTRED = "Dropout about the batch mean"
 """Beside "about the origin" or "about the batch mean", this tells what centring does from what rotating does."""
 
@@ -104,7 +103,7 @@ OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "Dropout": partial(nn.Dropout, P),
         "Gaussian Dropout": partial(GaussianDropout, P),
         CENTRED: partial(CentredDropout, P),
-        ISOTROPIC: partial(Isotropic, P),
+        ISOTROPIC: partial(IsotropicNoise, P),
     },
     "maps": {
         "no noise": nn.Identity,
@@ -113,7 +112,7 @@ OTHERS: dict[str, dict[str, Callable[[], nn.Module]]] = {
         CENTRED: partial(CentredDropout, P, dim=1),
         **{f"{CENTRED}, p = {p:g}": partial(CentredDropout, p, dim=1) for p in WEAKER},
         **{f"Dropout, p = {p:g}": partial(nn.Dropout, p) for p in WEAKER},
-        ISOTROPIC: partial(Isotropic, P, maps=True),
+        ISOTROPIC: partial(IsotropicNoise, P, center="batch", dim=1),
         "Dropout2d": partial(nn.Dropout2d, P),
     },
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import strength
 from ..rotation import random_source
-from . import inputs
+from .centred import disturb_about
 
 __all__ = ["centred_dropout", "gaussian_dropout", "multiply", "uout"]
 
@@ -120,33 +120,16 @@ def multiply(
     generator: torch.Generator | None,
 ) -> Tensor:
     """The noises above, with the parameter of ``kind`` instead of p: a number, or a tensor a schedule may change."""
-    axis = inputs.check_features(x, dim)
-    inputs.check_center(center, x, axis)
-    weight = None if mask is None else inputs.mask_weight(mask, x, axis)
-    together = sync and inputs.processes() > 1
-    if not active or (x.numel() == 0 and not together):  # with sync others wait for it
-        return x
-
-    mean = center
-    if isinstance(mean, str):
-        if not together:
-            inputs.check_batch(x, weight, axis, dim)
-        mean, _ = inputs.feature_mean(x, weight, axis, sync=sync)
-    if mean is not None:  # in fp32 at least, as all that follows; the result is rounded once
-        mean = mean.to(torch.promote_types(x.dtype, torch.float32))
-        mean = mean.view(*(1,) * (x.ndim - mean.ndim), *mean.shape).movedim(-1, axis)
-    centred = x if mean is None else x - mean
 
     # For backward, autograd keeps only the multiplier: for Dropout a byte for each element.
-    sample = torch.randn_like if kind == "gaussian" else torch.rand_like
-    drawn = sample(x, dtype=torch.float32, **random_source(generator, x.device))
-    if kind == "dropout":
-        kept = torch.where(drawn >= scale, centred, 0.0) / (1 - scale)
-        noisy = kept if mean is None else mean + kept
-    else:
+    def multiplied(x: Tensor, mean: Tensor | None, axis: int) -> Tensor:
+        centred = x if mean is None else x - mean
+        sample = torch.randn_like if kind == "gaussian" else torch.rand_like
+        drawn = sample(x, dtype=torch.float32, **random_source(generator, x.device))
+        if kind == "dropout":
+            kept = torch.where(drawn >= scale, centred, 0.0) / (1 - scale)
+            return kept if mean is None else mean + kept
         unit = drawn if kind == "gaussian" else 2 * drawn - 1
-        noisy = torch.addcmul(x, (unit * scale).to(x.dtype), centred)
-    noisy = noisy.to(x.dtype)
-    if weight is None:
-        return noisy
-    return torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), noisy, x)  # padding stays, even NaN
+        return torch.addcmul(x, (unit * scale).to(x.dtype), centred)
+
+    return disturb_about(x, multiplied, active, dim=dim, center=center, mask=mask, sync=sync)

@@ -1,6 +1,7 @@
 """Layers, used like those of ``torch.nn``: noises, recurrent networks with noise, and BatchNorm for small batches."""
 
 from .elementwise import CentredDropout, GaussianDropout, Uout
+from .isotropic import IsotropicNoise
 from .norm import (
     CrossNorm1d,
     CrossNorm2d,
@@ -30,6 +31,7 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "IsotropicNoise",
     "LockedDropout",
     "NoisyGRU",
     "NoisyLSTM",

@@ -14,6 +14,8 @@ from .. import strength
 from ..functional.inputs import check_features, feature_mean, kind_of, mask_weight, not_floating, processes
 from ..kernels.autograd import follow_mean, is_transformed, mean_parts
 from ..kernels.dispatch import is_recorded
+from ..rotation import resolve_axis
+from .arguments import NEVER_IN_PLACE, checked
 
 __all__ = ["CentredNoise", "Noise", "recorded"]
 
@@ -168,7 +170,8 @@ class CentredNoise(Noise):
     [[[0.0, 0.0], [0.0, 0.0]], [[2.0, 3.0], [2.0, 3.0]]]
     """
 
-    _fewest_features = 1
+    _mixes: ClassVar[bool] = False
+    """Whether a feature gets noise from the others, of which there must be one."""
     _keeps_center = True
     """Whether autograd may save the centre: `_disturb` then gets a copy of the running mean, which changes in place."""
     running_mean: Tensor | None
@@ -202,7 +205,7 @@ class CentredNoise(Noise):
             return
         if num_features is None:
             raise ValueError("center='running' needs num_features, the size of the feature axis, got None")
-        size = strength.check_integer("num_features", num_features, self._fewest_features)
+        size = strength.check_integer("num_features", num_features, 2 if self._mixes else 1)
         with torch.inference_mode(False):
             self.register_buffer("running_mean", torch.zeros(size))
 
@@ -276,3 +279,32 @@ class CentredNoise(Noise):
         """Update the running mean with what `_seen` returned."""
         if self.running_mean is not None and seen is not None:
             follow_mean(self.running_mean, *seen)
+
+
+class _AxisNoise(CentredNoise):
+    """The base of noises whose features may be on any axis, ``dim``."""
+
+    _strength: ClassVar[str]
+    """The kind of noise, one of `rotationout.strength.KINDS`."""
+
+    @checked(NEVER_IN_PLACE)
+    def __init__(
+        self,
+        p: float = 0.5,
+        *,
+        center: str | None = None,
+        dim: int = -1,
+        num_features: int | None = None,
+        momentum: float = 0.1,
+        sync: bool = False,
+    ) -> None:
+        super().__init__(p, self._strength, center=center, num_features=num_features, momentum=momentum, sync=sync)
+        self.dim = strength.check_integer("dim", dim)
+
+    def _axes(self, x: Tensor) -> tuple[int, int | None]:
+        return resolve_axis("dim", self.dim, x.ndim), None
+
+    def extra_repr(self) -> str:
+        about = "" if self.center is None else f", center={self.center}"
+        where = f", dim={self.dim}" if about or self._mixes else ""
+        return super().extra_repr() + about + where

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import strength
 from ..functional.elementwise import multiply
-from ..rotation import resolve_axis
 from .arguments import NEVER_IN_PLACE, checked
-from .base import CentredNoise
+from .base import _AxisNoise
 
 __all__ = ["CentredDropout", "GaussianDropout", "Uout"]
 
 
-class _Elementwise(CentredNoise):
+class _Elementwise(_AxisNoise):
     """The base of these layers: a random multiplier for every element."""
-
-    _multiplier: str
-
-    @checked(NEVER_IN_PLACE)
-    def __init__(
-        self,
-        p: float = 0.5,
-        *,
-        center: str | None = None,
-        dim: int = -1,
-        num_features: int | None = None,
-        momentum: float = 0.1,
-        sync: bool = False,
-    ) -> None:
-        super().__init__(p, self._multiplier, center=center, num_features=num_features, momentum=momentum, sync=sync)
-        self.dim = strength.check_integer("dim", dim)
-
-    def _axes(self, x: Tensor) -> tuple[int, int | None]:
-        return resolve_axis("dim", self.dim, x.ndim), None
 
     def _disturb(
         self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
     ) -> Tensor:
         return multiply(
             x,
-            self._multiplier,
+            self._strength,
             self._scale_for(x),
             self._active,
             dim=dim,
@@ -49,10 +28,6 @@ class _Elementwise(CentredNoise):
             sync=self.sync,
             generator=None,
         )
-
-    def extra_repr(self) -> str:
-        where = "" if self.center is None else f", center={self.center}, dim={self.dim}"
-        return super().extra_repr() + where
 
 
 class GaussianDropout(_Elementwise):
@@ -75,7 +50,7 @@ class GaussianDropout(_Elementwise):
     GaussianDropout(p=0.2, center=batch, dim=1)
     """
 
-    _multiplier = "gaussian"
+    _strength = "gaussian"
 
 
 class Uout(_Elementwise):
@@ -87,7 +62,7 @@ class Uout(_Elementwise):
     Uout(p=0.25)
     """
 
-    _multiplier = "uout"
+    _strength = "uout"
 
 
 class CentredDropout(_Elementwise):
@@ -101,7 +76,7 @@ class CentredDropout(_Elementwise):
     CentredDropout(p=0.5, center=batch, dim=1)
     """
 
-    _multiplier = "dropout"
+    _strength = "dropout"
 
     @checked(NEVER_IN_PLACE)
     def __init__(

@@ -39,7 +39,7 @@ class _RotationOutNd(CentredNoise):
     """The base of the RotationOut layers: how to draw, and presets of that."""
 
     _presets: dict[str, _Preset]
-    _fewest_features = 2  # a pair
+    _mixes = True
     _keeps_center = False  # the operator is linear
     block_size: int | None = None
     coverage: float | None = None

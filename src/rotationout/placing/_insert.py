@@ -205,8 +205,8 @@ def _change(candidate: Candidate, slot: Slot) -> Change:
 
 
 def _alone(noise: nn.Module, width: int | None) -> bool:
-    """Whether a noise that pairs features would find a single one."""
-    return width == 1 and any(getattr(part, "_fewest_features", 1) > 1 for part in noise.modules())
+    """Whether a noise that mixes features would find a single one."""
+    return width == 1 and any(getattr(part, "_mixes", False) for part in noise.modules())
 
 
 def _uncalled(module: nn.Module, owners: list[tuple[nn.Module, str]], ran: set[nn.Module] | None) -> str | None:

@@ -92,8 +92,8 @@ def named_attention(module: nn.Module) -> bool:
 
 
 def takes_axis(noise: nn.Module) -> bool:
-    """Whether a noise has an attribute ``dim`` that matters: an elementwise noise about a mean."""
-    return isinstance(noise, CentredNoise) and hasattr(noise, "dim") and noise.center is not None
+    """Whether a noise has an attribute ``dim`` that matters: not an elementwise noise about the origin."""
+    return isinstance(noise, CentredNoise) and hasattr(noise, "dim") and (noise.center is not None or noise._mixes)
 
 
 def dims_of_noise(noise: nn.Module) -> int | None:

@@ -204,7 +204,8 @@ def ghost_rows() -> list[ClassificationConfig]:
 def mlp_rows() -> list[ClassificationConfig]:
     """Noise on vectors: after each of three hidden layers, which learn from the pixels of 10,000 images.
 
-    So few that the network overfits in a schedule that is short enough for a CPU.
+    So few that the network overfits in a schedule that is short enough for a CPU. Isotropic noise is RotationOut
+    without pairs.
     """
     base = ClassificationConfig(
         recipe="cifar100_mlp",
@@ -228,6 +229,7 @@ def mlp_rows() -> list[ClassificationConfig]:
         *(row(f"dropout keep {keep}", "dropout", keep) for keep in KEEP),
         *(row(f"rotation default sigma {SIGMA[keep]}", "rotation", keep) for keep in KEEP),
         *(row(f"rotation keep-zeros sigma {SIGMA[keep]}", "rotation", keep, keep_zeros=True) for keep in KEEP),
+        *(row(f"isotropic sigma {SIGMA[keep]}", "isotropic", keep) for keep in KEEP),
         row(f"rotation centred sigma {SIGMA[0.8]}", "rotation", 0.8, center="batch"),
         row("gaussian dropout keep 0.8", "gaussian", 0.8),
     ]

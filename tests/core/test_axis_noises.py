@@ -1,4 +1,4 @@
-"""Element-wise noises, beyond the battery of test_noise.py: multipliers, means, padding, memory, bad input."""
+"""Noises along any axis, beyond the battery of test_noise.py: laws, means, padding, memory, bad input."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import rotationout as ro
-from rotationout.functional import centred_dropout, gaussian_dropout, uout
+from rotationout.functional import centred_dropout, gaussian_dropout, isotropic_noise, rotation_out, uout
 
 Function = Callable[..., Tensor]
 Layer = Callable[..., nn.Module]
-NOISES = [gaussian_dropout, uout, centred_dropout]
-LAYERS = [ro.nn.GaussianDropout, ro.nn.Uout, ro.nn.CentredDropout]
+NOISES = [gaussian_dropout, uout, centred_dropout, isotropic_noise]
+LAYERS = [ro.nn.GaussianDropout, ro.nn.Uout, ro.nn.CentredDropout, ro.nn.IsotropicNoise]
 each_pair = pytest.mark.parametrize(("function", "layer"), list(zip(NOISES, LAYERS, strict=True)))
 
 
@@ -39,6 +39,47 @@ def test_laws_of_the_multiplier() -> None:
     normal = (gaussian_dropout(x, 0.2) - 1) / 0.5
     for power, moment, spread in ((3, 0.0, 15.0), (4, 3.0, 96.0)):  # those of N(0, 1)
         assert abs((normal**power).mean().item() - moment) < 4.9 * (spread / len(x)) ** 0.5
+
+
+def test_isotropic_noise_turns_by_a_gaussian_tangent_in_any_direction() -> None:
+    """Moments within 4.9 standard errors: the mean and the square of what is random, each to its fourth power."""
+    count, size = 100_000, 5
+    x = torch.randn(1, size, dtype=torch.float64)
+    added = isotropic_noise(x.expand(count, size), 0.2) - x
+    assert ((added * x).sum(-1).abs() < 1e-12).all(), "perpendicular"
+    length = added.norm(dim=-1)
+    tan = length / x.norm() / 0.5  # |N(0, 1)|
+    for power, moment in ((1, (2 / torch.pi) ** 0.5), (2, 1.0), (4, 3.0)):
+        values = tan**power
+        assert abs(values.mean().item() - moment) < 4.9 * values.std().item() / count**0.5
+    basis = torch.linalg.svd(x).Vh[1:]  # perpendicular to x
+    square = (added / length.unsqueeze(-1) @ basis.T) ** 2  # of a coordinate of u, uniform on a sphere in D − 1
+    for power, moment in ((1, 1 / (size - 1)), (2, 3 / (size - 1) / (size + 1))):
+        values = square**power
+        assert ((values.mean(0) - moment).abs() < 4.9 * values.std(0) / count**0.5).all()
+    assert len(added.div(length.unsqueeze(-1)).mul(1e4).round()[:1000].unique(dim=0)) > 900
+
+
+def test_rotations_of_pairs_have_few_directions() -> None:
+    """Where isotropic noise has them all: three pairings of four features, with two signs each."""
+    x = torch.randn(1, 4, dtype=torch.float64)
+    added = rotation_out(x.expand(1000, 4), 0.2) - x
+    assert len((added / added.norm(dim=-1, keepdim=True)).mul(1e4).round().unique(dim=0)) == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_isotropic_noise_leaves_vectors_of_zeros_alone(dtype: torch.dtype) -> None:
+    """As a ReLU gives them, and vectors whose squares are too small for a number."""
+    x = torch.zeros(3, 4, dtype=dtype)
+    x[1], x[2, 0] = 1.0, 1e-30
+    x.requires_grad_()
+    y = isotropic_noise(x, 0.3)
+    assert torch.equal(y[0], x[0])
+    assert (y[1] != x[1]).any()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.isfinite(y).all()
+    assert torch.isfinite(gradient).all()
+    assert torch.equal(gradient[0], torch.ones(4, dtype=dtype))
 
 
 def test_dropped_elements_are_the_mean_and_others_are_stretched_from_it() -> None:
@@ -81,8 +122,8 @@ def test_padding_is_left_alone_and_out_of_the_mean(function: Function, layer: La
         assert torch.equal(ours, theirs)
 
 
-@each_pair
-def test_little_is_kept_for_backward(function: Function, layer: Layer) -> None:
+@pytest.mark.parametrize("layer", LAYERS[:3])
+def test_little_is_kept_for_backward_by_elementwise_noises(layer: Layer) -> None:
     """One number for every element in the precision of x; of Dropout a byte."""
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(64, 32, dtype=dtype, requires_grad=True)
@@ -135,6 +176,12 @@ X = torch.randn(3, 4)
         (lambda: ro.nn.CentredDropout(center=None), ValueError, "this is torch.nn.Dropout"),
         (lambda: ro.nn.CentredDropout(center="running"), ValueError, "needs num_features, .*, got None"),
         (lambda: ro.nn.Uout(dim=1.0), TypeError, "dim must be an integer"),
+        (
+            lambda: isotropic_noise(X[:, :1]),
+            ValueError,
+            "dim = -1 has size 1, but a rotation needs at least 2 features",
+        ),
+        (lambda: ro.nn.IsotropicNoise(center="running", num_features=1), ValueError, "num_features must be .* 2"),
         (lambda: ro.nn.Uout(sync=True), ValueError, "center=None takes no mean"),
         (lambda: ro.nn.GaussianDropout()(1.0), TypeError, "GaussianDropout takes a tensor with a feature axis"),
     ],
