@@ -350,7 +350,7 @@ def _value(name: str) -> object:
 
 
 def test_what_pages_say_of_steps_of_wideresnet_is_so() -> None:
-    """reproducing.md: what compiling the whole network saves, all algorithms of cuDNN, and a second run."""
+    """reproducing.md: what compiling the whole network saves, also with all algorithms of cuDNN, and a second run."""
     record = json.loads((RESULTS / "wide_nvidia-h200_torch-2.11.0.json").read_text(encoding="utf-8"))
     ms = {(row["way"], row["together"]): statistics.median(row["ms"]) for row in record["steps"]}
     assert {row["row"] for row in record["steps"]} == {"none"}
