@@ -222,7 +222,6 @@ def _uncentred(points: dict[str, list[float]]) -> dict[str, str]:
     return {
         "table1_uncentred_default": f"{-over['default'].mean:.2f}",
         "table1_uncentred_default_p": shown_p(over["default"].p),
-        "table1_uncentred_gain": signed(-over["default"].mean),
         "table1_uncentred_dropout": f"{-over['dropout'].mean:.2f}",
         "table1_uncentred_interval": f"{signed(over['dropout'].low)} to {signed(over['dropout'].high)}",
         "table1_uncentred_none": f"{over['none'].mean:.2f}",

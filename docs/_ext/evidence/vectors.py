@@ -46,7 +46,7 @@ def texts() -> dict[str, str]:
         "mlp_lead_best": signed(best.mean),
         "mlp_interval_best": f"{signed(best.low)} to {signed(best.high)}",
         "mlp_coadaptation_table": markdown(["co(x)", "layer 1", "layer 2", "layer 3"], _coadaptation(rows)),
-        "mlp_zeros_weak": signed(weak.mean),
+        "mlp_zeros_weak": f"{-weak.mean:.2f}",
         "mlp_zeros_weak_p": shown_p(weak.p),
         **{
             f"mlp_{name}_over_none": f"{max(map(means.__getitem__, FORMS[name])) - means['none']:.2f}" for name in FORMS
