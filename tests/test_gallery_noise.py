@@ -8,15 +8,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from rotationout.report.gallery import write
-from rotationout.report.gallery.noise import FIGURES
+from rotationout.report.gallery import noise, shift_theory, write
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
     folder = tmp_path_factory.mktemp("figures")
     found = {}
-    for path in write(FIGURES, folder):
+    for path in write([*shift_theory.FIGURES, *noise.FIGURES], folder):
         assert path.read_text(encoding="utf-8").startswith("<svg")
         assert path.with_suffix(".png").read_bytes()[1:4] == b"PNG"
         with Path(path).with_suffix(".csv").open(encoding="utf-8") as file:
@@ -29,7 +28,7 @@ def curve(rows: list[dict[str, str]], name: str, column: str) -> list[float]:
 
 
 def test_all_are_there_and_have_names_of_their_own(tables: dict[str, list[dict[str, str]]]) -> None:
-    assert len(tables) == len(FIGURES) == 7
+    assert len(tables) == len([*shift_theory.FIGURES, *noise.FIGURES]) == 7
     assert all(len(rows) > 3 for rows in tables.values())
     assert [row["block"] for row in tables["dropout_ab"] if row["curve"] == "Dropout-b"][1] == "Dropout"
 

@@ -214,10 +214,10 @@ def sample_rotation(
         raise TypeError(f"shape must be that of a tensor, e.g. (32, 64), got {type(shape).__name__} {shape!r}")
     size = tuple(strength.check_integer(f"shape[{axis}]", n, 0) for axis, n in enumerate(shape))
     feature_axis = resolve_axis("dim", dim, len(size))
-    check_features(size[feature_axis], dim)
+    check_pairs(size[feature_axis], dim)
     batch_axis = leading_batch_axis(batch_dim, feature_axis, len(size), draw)
     leading = size[:feature_axis] + size[feature_axis + 1 :]
-    scale = strength.from_lam(draw.law, strength.to_lam("dropout", p))
+    scale = strength.convert(p, "dropout", draw.law)
     check_generator(generator)
     where = torch.device(device) if device is not None else generator.device if generator is not None else None
     return sample(leading, size[feature_axis], scale, draw, batch_axis, generator, where)
@@ -250,7 +250,7 @@ def leading_batch_axis(batch_dim: int | None, feature_axis: int, ndim: int, draw
     return axis - (axis > feature_axis)
 
 
-def check_features(features: int, dim: int) -> None:
+def check_pairs(features: int, dim: int) -> None:
     """Raise a ValueError if there are fewer than 2 features."""
     if features < 2:
         raise ValueError(

@@ -1,9 +1,6 @@
 """The layers: drop-in behaviour, strength as a buffer, presets, running mean, bad input."""
 
-import copy
 import inspect
-import io
-import pickle
 from collections.abc import Callable
 
 import pytest
@@ -83,26 +80,6 @@ def test_examples_of_vectors_are_along_the_first_axis() -> None:
 def test_no_state_is_added(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
     assert layer(0.3).state_dict() == {}
     assert list(layer(0.3).parameters()) == []
-
-
-@each_layer
-def test_copies_and_pickles(layer: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
-    module, x = layer(0.3, law="uniform_angle"), torch.randn(shape)
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        torch.manual_seed(1)
-        expected = module(x)
-        torch.manual_seed(1)
-        assert torch.equal(twin(x), expected)
-        twin.p = 0.0
-        assert module.p == 0.3
-
-
-def test_seeding_is_torchs() -> None:
-    module, x = ro.RotationOut(0.3), torch.randn(4, 6)
-    torch.manual_seed(0)
-    first = module(x)
-    torch.manual_seed(0)
-    assert torch.equal(module(x), first)
 
 
 def test_activation_checkpointing_repeats_the_draw() -> None:
@@ -203,14 +180,6 @@ def test_what_it_says_of_itself() -> None:
         "block_size=7, coverage=0.1)"
     )
     assert "symmetric, center=None" in repr(ro.RotationOut(0.2))
-
-
-def test_state_dict_travels_through_a_file() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.3))
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    nn.Sequential(nn.Linear(4, 4), ro.RotationOut(0.1)).load_state_dict(torch.load(file, weights_only=True))
 
 
 MAP = torch.randn(2, 8, 4, 4)

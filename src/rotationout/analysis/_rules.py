@@ -203,7 +203,7 @@ def too_strong(view: View) -> Iterator[tuple[str, str]]:
         if rate >= 1:
             yield name, f"p = {rate:g} drops everything; use a smaller p"
         elif isinstance(noise, Uout) and rate > 0.25:
-            beta = strength.from_lam("uout", strength.to_lam("dropout", rate))
+            beta = strength.convert(rate, "dropout", "uout")
             yield name, f"p = {rate:g} is β = {beta:.3g} > 1, which flips the signs of features; use at most p = 0.25"
         elif rate > 0.75 and _on_features(noise):
             lam = strength.to_lam("dropout", rate)

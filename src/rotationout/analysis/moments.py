@@ -17,8 +17,7 @@ from ..functional.sequences import sequence_axis
 from ..nn import Cutout, LockedDropout, ShakeShake
 from ..nn.base import CentredNoise
 from ..nn.rotation import _RotationOutNd
-from ..rotation import check_features as check_pairs
-from ..rotation import resolve_axis
+from ..rotation import check_pairs, resolve_axis
 from .law import NoiseLaw, layer_law, noise_law
 from .sharing import cutout_chances, mask_of_element, tangent_products
 

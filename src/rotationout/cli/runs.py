@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json as json_format
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -168,7 +167,7 @@ def _run(
     recipe: str, rows: Sequence[str] | None, seeds: Sequence[int], way: Way, fields: dict[str, str | None]
 ) -> tuple[list[dict[str, Any]] | None, int]:
     """Run what has no record. Returns all records (in the first process only, else None) and the exit code."""
-    from ..experiments.results import record_path
+    from ..experiments.results import read_record, record_path
     from ..recipes import TABLES
     from .fields import changed, changes, check_noises
 
@@ -183,7 +182,7 @@ def _run(
         runs = "1 run is" if len(left) == 1 else f"{len(left)} runs are"
         say(f"{runs} not finished; run the same command again to continue")
     paths = [record_path(way.out, config) for config in configs if config not in left]
-    records = [json_format.loads(path.read_text(encoding="utf-8")) for path in paths] if first else None
+    records = [read_record(path) for path in paths] if first else None
     # torchrun would take another code than 0 for a crash, and end processes that still write.
     return records, UNFINISHED if left and alone else 0
 

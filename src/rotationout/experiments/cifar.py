@@ -12,12 +12,13 @@ from torch import Tensor
 
 from .results import check_readable
 
-__all__ = ["Images", "augment", "draw_cuts", "load", "normalize", "statistics"]
+__all__ = ["MEAN", "STD", "Images", "augment", "draw_cuts", "load"]
 
 CLASSES, SIZE, PADDING = 100, 32, 4
 COUNTS = {"train": 50_000, "test": 10_000}
-MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-"""Mean and standard deviation of the training pixels per channel, on a scale from 0 to 1."""
+_SHARES = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+MEAN, STD = ((255 * torch.tensor(values)).tolist() for values in _SHARES)  # rounded as in runs that are recorded
+"""Mean and standard deviation of the training pixels per channel, on the scale of bytes."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,6 @@ class _Plain(pickle.Unpickler):
         if (module, name) not in known:
             raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
         return known[module, name]
-
-
-def statistics(device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the training pixels on the scale of bytes, (3, 1, 1) each, for `normalize`."""
-    mean, std = (255 * torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
-    return mean, std
-
-
-def normalize(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Pixels in bytes, as floats that have mean 0 and variance 1 per channel over the training set."""
-    return (pixels.float() - mean) / std
 
 
 def draw_cuts(count: int, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from .narrow.layers import KERNELS
 from .networks import NETWORKS
 from .norms import LABELS as NORMS
 from .norms import normalized
+from .pixels import Normalize
 from .sources import Held
 from .studies import STUDIES
 from .vision import channels_last
@@ -148,7 +149,7 @@ class Classification(Classifier[Images]):
 
     def __init__(self, config: ClassificationConfig, images: tuple[Images, Images], device: torch.device) -> None:
         _check_chunks(config)
-        self.mean, self.std = cifar.statistics(device)
+        self.prepare = Normalize(device, cifar.MEAN, cifar.STD)
         super().__init__(config, *images, device)
 
     @property
@@ -184,10 +185,6 @@ class Classification(Classifier[Images]):
         """The residual blocks, most of which have the same shapes, and what follows them in a WideResNet."""
         blocks, pool = self.network.get_submodule("stages").children(), getattr(self.network, "pool", None)
         return [*blocks] if pool is None else [*blocks, pool]
-
-    def prepare(self, pixels: Tensor) -> Tensor:
-        """The network's input for images in bytes: normalised, in channels_last."""
-        return cifar.normalize(pixels, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
 
 class CifarSource(Held):

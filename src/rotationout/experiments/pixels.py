@@ -103,10 +103,12 @@ class Normalize:
 
     Args:
         device: the device of the images.
+        mean: of the pixels per channel, on the scale of bytes; that of ImageNet if not given.
+        std: their standard deviation.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.mean, self.std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    def __init__(self, device: torch.device, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> None:
+        self.mean, self.std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Normalise (N, 3, H, W), bytes or floats between 0 and 255."""

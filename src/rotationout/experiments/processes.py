@@ -51,10 +51,7 @@ def joined(name: str | None = None) -> Iterator[torch.device]:
         name: the name of the device. By default a GPU if there is one (each process of a machine gets its own), else
             the CPU.
     """
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, got {name!r}") from error
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     _check_device(device)
     if launched() and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

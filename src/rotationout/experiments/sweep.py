@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from . import processes, progress, results
 from .config import Config
 from .job import DeviceTime, Job
 from .run import Run
+from .signals import handled
 
 __all__ = ["sweep"]
 
@@ -188,9 +188,6 @@ def _deferred_interrupts(display: progress.Display) -> Iterator[list[int]]:
     test may take minutes on a CPU.
     """
     pending: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
-        yield pending
-        return
 
     def defer(number: int, frame: Any) -> None:
         pending.append(number)
@@ -203,9 +200,5 @@ def _deferred_interrupts(display: progress.Display) -> Iterator[list[int]]:
         with suppress(RuntimeError, OSError, ValueError):
             display.message(f"stopping after this step, with a checkpoint{again}")
 
-    before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(defer, signal.SIGINT, signal.SIGTERM):
         yield pending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

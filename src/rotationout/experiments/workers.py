@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import torch
-import torch.distributed as dist
 
 from . import processes, progress, results
 from .config import Config
 from .run import Run
+from .signals import handled
 from .sweep import sweep
 
 __all__ = ["Share", "share_out"]
@@ -99,7 +99,7 @@ def share_out(work: Share, count: int) -> list[Config]:
     """
     if count < 1:
         raise ValueError(f"processes must be at least 1, got {count!r}")
-    if dist.is_available() and dist.is_torchelastic_launched():
+    if processes.launched():
         raise ValueError(f"processes must be 1 under torchrun, whose processes share every run, got {count!r}")
     missing = results.missing(work.folder, work.configs)
     shares = replace(work, configs=missing).split(count)
@@ -110,7 +110,7 @@ def share_out(work: Share, count: int) -> list[Config]:
     children: list[_Child] = []
     with _forwarded_signals(children) as interrupts:
         try:
-            with _sigint_ignored():
+            with handled(signal.SIG_IGN, signal.SIGINT):  # the children too, to which this process passes it on
                 for share in shares:
                     children.append(_Child(share))
             for child in children if interrupts else []:  # those that had not started when the signal came
@@ -194,34 +194,14 @@ def _raise_errors(children: Sequence[_Child]) -> None:
 def _forwarded_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
     """Pass SIGINT (Ctrl-C) and SIGTERM on to the children, and collect them in a list."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # signals can be handled there only
-        yield received
-        return
 
     def forward(number: int, frame: Any) -> None:
         received.append(number)
         for child in children:
             child.stop()
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(forward, signal.SIGINT, signal.SIGTERM):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _sigint_ignored() -> Iterator[None]:
-    """Processes started inside this context ignore Ctrl-C; their parent passes it on to them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _worker_main(share: Share, sender: connection.Connection) -> None:

@@ -49,7 +49,7 @@ def gaussian_dropout(
     True
     """
     scale, active = _scale("gaussian", p, training)
-    return multiply(x, "gaussian", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
+    return multiply("gaussian", x, scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
 
 
 def uout(
@@ -72,7 +72,7 @@ def uout(
     True
     """
     scale, active = _scale("uout", p, training)
-    return multiply(x, "uout", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
+    return multiply("uout", x, scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
 
 
 def centred_dropout(
@@ -99,17 +99,17 @@ def centred_dropout(
     if center is None:
         raise ValueError("center must be 'batch' or a mean; about the origin this is torch.nn.functional.dropout")
     scale, active = _scale("dropout", p, training)
-    return multiply(x, "dropout", scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
+    return multiply("dropout", x, scale, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
 
 
 def _scale(kind: str, p: float, training: bool) -> tuple[float, bool]:
     rate = strength.check_rate(p)
-    return strength.from_lam(kind, strength.to_lam("dropout", rate)), training and rate > 0.0
+    return strength.convert(rate, "dropout", kind), training and rate > 0.0
 
 
 def multiply(
-    x: Tensor,
     kind: str,
+    x: Tensor,
     scale: float | Tensor,
     active: bool,
     *,

@@ -17,6 +17,7 @@ __all__ = [
     "check_features",
     "check_local",
     "check_mean",
+    "check_pairs",
     "feature_mean",
     "kind_of",
     "mask_weight",
@@ -35,6 +36,13 @@ def check_features(x: Tensor, dim: int) -> int:
     if x.ndim == 0:
         raise ValueError("x must have a feature axis, got a tensor without dimensions")
     return rotation.resolve_axis("dim", dim, x.ndim)
+
+
+def check_pairs(x: Tensor, dim: int) -> int:
+    """`check_features` for a noise that mixes features, of which there must be two."""
+    axis = check_features(x, dim)
+    rotation.check_pairs(x.size(axis), dim)
+    return axis
 
 
 def not_floating(x: Tensor) -> str:

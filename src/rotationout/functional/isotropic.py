@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import strength
-from ..rotation import check_features, random_source
+from ..rotation import random_source
 from . import inputs
 from .centred import disturb_about
 
@@ -53,7 +53,7 @@ def isotropic_noise(
     True
     """
     rate = strength.check_rate(p)
-    sigma = strength.from_lam("gaussian_tan", strength.to_lam("dropout", rate))
+    sigma = strength.convert(rate, "dropout", "gaussian_tan")
     active = training and rate > 0.0
     return turn_anywhere(x, sigma, active, dim=dim, center=center, mask=mask, sync=sync, generator=generator)
 
@@ -70,7 +70,7 @@ def turn_anywhere(
     generator: torch.Generator | None,
 ) -> Tensor:
     """`isotropic_noise` with the deviation of tan θ instead of p: a number, or a tensor that a schedule may change."""
-    check_features(x.size(inputs.check_features(x, dim)), dim)
+    inputs.check_pairs(x, dim)
 
     def turned(x: Tensor, mean: Tensor | None, axis: int) -> Tensor:
         z = (x if mean is None else x - mean).to(torch.promote_types(x.dtype, torch.float32))

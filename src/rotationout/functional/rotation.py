@@ -34,9 +34,8 @@ def rotate(
     >>> rotate(torch.tensor([3.0, 1.0]), quarter)
     tensor([ 4., -2.])
     """
-    axis = inputs.check_features(x, dim)
+    axis = inputs.check_pairs(x, dim)
     inputs.check_local(x)
-    _rotation.check_features(x.size(axis), dim)
     if not isinstance(rotation, Rotation):
         raise TypeError(f"rotation must be a Rotation, got {type(rotation).__name__}; build one with sample_rotation")
     leading = x.shape[:axis] + x.shape[axis + 1 :]
@@ -105,7 +104,7 @@ def rotation_out(
     draw = _rotation.check_draw(draw)
     check_keep_zeros(keep_zeros)
     active = training and rate > 0.0
-    scale = strength.from_lam(draw.law, strength.to_lam("dropout", rate)) if active else 0.0
+    scale = strength.convert(rate, "dropout", draw.law) if active else 0.0
     return apply_noise(
         x,
         scale,
@@ -142,8 +141,7 @@ def apply_noise(
     backend: str | None,
 ) -> Tensor:
     """`rotation_out` with the parameter of the law instead of p: a number, or a tensor that a schedule may change."""
-    axis = inputs.check_features(x, dim)
-    _rotation.check_features(x.size(axis), dim)
+    axis = inputs.check_pairs(x, dim)
     batch_axis = _rotation.leading_batch_axis(batch_dim, axis, x.ndim, draw)
     leading = x.shape[:axis] + x.shape[axis + 1 :]
     inputs.check_center(center, x, axis)

@@ -187,8 +187,8 @@ def _disturb(x: Tensor, kind: str, p: float, generator: torch.Generator) -> Tens
     """Noise about the origin, as the layers make it by default."""
     if kind == "rotation":
         return rotation_out(x, p, draw=Draw(pairing="structured"), generator=generator)
-    scale = strength.from_lam(kind, strength.to_lam("dropout", p))
-    return multiply(x, kind, scale, p > 0, dim=-1, center=None, mask=None, sync=False, generator=generator)
+    scale = strength.convert(p, "dropout", kind)
+    return multiply(kind, x, scale, p > 0, dim=-1, center=None, mask=None, sync=False, generator=generator)
 
 
 class _Loss:

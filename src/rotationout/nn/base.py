@@ -119,7 +119,7 @@ class Noise(_DropoutNd):
 
     def _parameter(self, rate: float) -> float:
         """The noise's own parameter at p = ``rate``."""
-        own = strength.from_lam(self._kind, strength.to_lam("dropout", rate))
+        own = strength.convert(rate, "dropout", self._kind)
         return min(own, _LARGEST_RATE) if self._kind == "dropout" else own
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -286,6 +286,8 @@ class _AxisNoise(CentredNoise):
 
     _strength: ClassVar[str]
     """The kind of noise, one of `rotationout.strength.KINDS`."""
+    _noise: ClassVar[Callable[..., Tensor]]
+    """What disturbs features, given the parameter of that kind."""
 
     @checked(NEVER_IN_PLACE)
     def __init__(
@@ -303,6 +305,12 @@ class _AxisNoise(CentredNoise):
 
     def _axes(self, x: Tensor) -> tuple[int, int | None]:
         return resolve_axis("dim", self.dim, x.ndim), None
+
+    def _disturb(
+        self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
+    ) -> Tensor:
+        scale = self._scale_for(x)
+        return self._noise(x, scale, self._active, dim=dim, center=center, mask=mask, sync=self.sync, generator=None)
 
     def extra_repr(self) -> str:
         about = "" if self.center is None else f", center={self.center}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from functools import partial
 
 from ..functional.elementwise import multiply
 from .arguments import NEVER_IN_PLACE, checked
@@ -11,26 +11,7 @@ from .base import _AxisNoise
 __all__ = ["CentredDropout", "GaussianDropout", "Uout"]
 
 
-class _Elementwise(_AxisNoise):
-    """The base of these layers: a random multiplier for every element."""
-
-    def _disturb(
-        self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
-    ) -> Tensor:
-        return multiply(
-            x,
-            self._strength,
-            self._scale_for(x),
-            self._active,
-            dim=dim,
-            center=center,
-            mask=mask,
-            sync=self.sync,
-            generator=None,
-        )
-
-
-class GaussianDropout(_Elementwise):
+class GaussianDropout(_AxisNoise):
     """Multiplies every element by 1 + σ·N(0, 1), σ² = λ = p / (1 − p); see `rotationout.functional.gaussian_dropout`.
 
     The identity in eval mode and at p = 0.
@@ -51,9 +32,10 @@ class GaussianDropout(_Elementwise):
     """
 
     _strength = "gaussian"
+    _noise = staticmethod(partial(multiply, "gaussian"))
 
 
-class Uout(_Elementwise):
+class Uout(_AxisNoise):
     """Multiplies every element by 1 + Unif(−β, β), β² / 3 = λ = p / (1 − p); see `rotationout.functional.uout`.
 
     The identity in eval mode and at p = 0. The arguments are those of `GaussianDropout`.
@@ -63,9 +45,10 @@ class Uout(_Elementwise):
     """
 
     _strength = "uout"
+    _noise = staticmethod(partial(multiply, "uout"))
 
 
-class CentredDropout(_Elementwise):
+class CentredDropout(_AxisNoise):
     """Dropout of the zero-centred features, x̃ = m + Dropout(x − m); see `rotationout.functional.centred_dropout`.
 
     Directly before BatchNorm it is the paper's centred Dropout-a, before a weight layer its centred Dropout-b (section
@@ -77,6 +60,7 @@ class CentredDropout(_Elementwise):
     """
 
     _strength = "dropout"
+    _noise = staticmethod(partial(multiply, "dropout"))
 
     @checked(NEVER_IN_PLACE)
     def __init__(

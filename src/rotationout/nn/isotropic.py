@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..functional.isotropic import turn_anywhere
 from .base import _AxisNoise
 
@@ -31,18 +29,5 @@ class IsotropicNoise(_AxisNoise):
     """
 
     _strength = "gaussian_tan"
+    _noise = staticmethod(turn_anywhere)
     _mixes = True
-
-    def _disturb(
-        self, x: Tensor, center: str | Tensor | None, mask: Tensor | None, dim: int, batch_dim: int | None
-    ) -> Tensor:
-        return turn_anywhere(
-            x,
-            self._scale_for(x),
-            self._active,
-            dim=dim,
-            center=center,
-            mask=mask,
-            sync=self.sync,
-            generator=None,
-        )

@@ -17,7 +17,6 @@ from ..functional import inputs
 from ..functional.packed import check_packed, with_rows
 from ..functional.rotation import turn_about
 from ..functional.sequences import Sequences, lock, sample_packed, sequence_axis
-from ..rotation import check_features
 from .arguments import NEVER_IN_PLACE, checked
 from .base import Noise, recorded
 from .rotation import _MAPS, _RotationOutNd
@@ -68,8 +67,7 @@ class RotationOutSequence(_RotationOutNd):
             raise ValueError("mask marks padding, of which a packed sequence has none; leave it out")
         check_packed(input)
         rows = input.data
-        inputs.check_features(rows, 1)
-        check_features(rows.size(1), 1)
+        inputs.check_pairs(rows, 1)
         center, seen = self._center(rows, 1), self._seen(rows, None, 1)
         output = input
         if self._active:

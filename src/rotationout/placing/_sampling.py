@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import strength
-from ..nn import LockedDropout, RotationOut, RotationOut1d, RotationOut2d, RotationOut3d, RotationOutSequence
+from ..nn import LockedDropout
 from ..nn.base import CentredNoise
+from ..nn.rotation import _RotationOutNd
 from ..registry import is_noise
 from ._running import arguments, modes_kept, no_tensor, uncompiled
 from ._slot import Slot, check_attached
@@ -186,7 +187,7 @@ def _own_draws(module: nn.Module) -> bool:
         return is_noise(module.noise)
     if not is_noise(module):
         return True
-    if isinstance(module, RotationOut | RotationOut1d | RotationOut2d | RotationOut3d | RotationOutSequence):
+    if isinstance(module, _RotationOutNd):
         return module.center != "batch" and "batch" not in (module.draw.pairing_per, module.draw.angle_per)
     if isinstance(module, CentredNoise):
         return module.center != "batch"
@@ -221,7 +222,7 @@ def _draws_follow_examples(model: nn.Module, args: tuple[Any, ...], kwargs: dict
 
 
 def _is_per_example(module: nn.Module) -> bool:
-    if isinstance(module, RotationOut | RotationOut1d | RotationOut2d | RotationOut3d | RotationOutSequence):
+    if isinstance(module, _RotationOutNd):
         return "example" in (module.draw.pairing_per, module.draw.angle_per)
     return isinstance(module, LockedDropout)
 

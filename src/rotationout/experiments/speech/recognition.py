@@ -19,7 +19,7 @@ from .audio import FEATURES
 from .batches import Speech, bucketed, select, without_speakers
 from .features import open_corpus
 from .network import CUDNN_LABELS, Listener, ctc_loss
-from .scoring import check_torchmetrics, examples, greedy, score
+from .scoring import examples, greedy, score, torchmetrics_text
 from .stepped import has_kernels
 from .text import ALPHABET
 
@@ -96,7 +96,7 @@ class Corpus:
 
 def load_speech(config: SpeechConfig, data: Path, device: torch.device) -> Corpus:
     """Load a corpus, or a file of its features, for a config: `rotationout.experiments.speech.features.open_corpus`."""
-    check_torchmetrics()
+    torchmetrics_text()  # if it is missing, the first test would be late to say so
     splits = [config.train_split] if config.held_out else [config.train_split, config.test_split]
     features = open_corpus(data, splits, cache=CACHE)
     train_indices = select(features, config.train_split)

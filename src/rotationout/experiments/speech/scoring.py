@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .text import decode
 
-__all__ = ["check_torchmetrics", "examples", "greedy", "score"]
+__all__ = ["examples", "greedy", "score", "torchmetrics_text"]
 
 SHOWN = 6
 
@@ -27,7 +27,7 @@ def score(heard: Sequence[str], said: Sequence[str]) -> dict[str, float]:
     >>> score(["YES", "N"], ["YES", "NO"])
     {'distance': 0.5, 'cer': 20.0}
     """
-    text = _torchmetrics()
+    text = torchmetrics_text()
     distances = text.edit_distance(heard, said, reduction="none")
     rate = 100 * float(text.char_error_rate(heard, said))
     return {"distance": round(float(distances.double().mean()), 4), "cer": round(rate, 4)}
@@ -39,12 +39,8 @@ def examples(heard: Sequence[str], said: Sequence[str], names: Sequence[str]) ->
     return [{"name": names[i], "said": said[i], "heard": heard[i]} for i in chosen]
 
 
-def check_torchmetrics() -> None:
-    """An error if torchmetrics is missing: to be told before training, not by its first test."""
-    _torchmetrics()
-
-
-def _torchmetrics() -> Any:
+def torchmetrics_text() -> Any:
+    """The part of torchmetrics that scores text, or an error that says how to install it."""
     try:
         from torchmetrics.functional import text
     except ModuleNotFoundError as error:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...strength import check_choice
-from . import Drawing, batchnorm, linear, noise, trained
+from . import Drawing, batchnorm, linear, noise, shift_theory, trained
 
 __all__ = ["all_figures", "chosen_figures"]
 
 
 def all_figures(results: Path) -> list[Drawing]:
     """Every figure; those of experiments only if their records are under ``results``."""
-    found = [*noise.FIGURES, *linear.FIGURES, *batchnorm.FIGURES]
+    found = [*shift_theory.FIGURES, *noise.FIGURES, *linear.FIGURES, *batchnorm.FIGURES]
     record = results / "small_batch.json"
     if record.is_file():
         found.append(batchnorm.experiment(record))

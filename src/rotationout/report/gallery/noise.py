@@ -1,7 +1,4 @@
-"""Figures of the noise analysis: correlation and co-adaptation (section 3.1), how far Dropout turns (section 2.2).
-
-`FIGURES` has those of section 3.2 too, from `shift_theory.py`.
-"""
+"""Figures of the noise analysis: correlation and co-adaptation (section 3.1), how far Dropout turns (section 2.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from ...functional import rotation_out
 from ...registry import noise
 from ..style import INK, PALETTE, STYLE, finish
 from . import Columns, Drawing, columns_of, select
-from .shift_theory import FIGURES as SHIFT
 
 __all__ = ["FIGURES"]
 
@@ -161,7 +157,6 @@ def _draw_turn(columns: Columns) -> Figure:
 
 
 FIGURES = [
-    *SHIFT,
     Drawing(
         "correlation_terms",
         "What noise does to a correlation",
