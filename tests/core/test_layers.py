@@ -228,7 +228,7 @@ MAP = torch.randn(2, 8, 4, 4)
             TypeError,
             "^RotationOut2d: got an unexpected keyword argument 'dim'; the features are .* on axis 1 of .* It takes p, "
             "block_size, coverage, preset, pairing, pairing_per, angle_per, law, side, center, num_features, momentum, "
-            "keep_zeros, sync, backend$",
+            "keep_zeros, gradient, sync, backend$",
         ),
         (
             lambda: ro.RotationOut(keep_prob=0.8),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import strength
-from ..functional.rotation import apply_noise, check_blocks, check_keep_zeros
+from ..functional.rotation import GRADIENTS, apply_noise, check_blocks, check_keep_zeros
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
 from .arguments import ROTATION, checked
@@ -44,6 +44,7 @@ class _RotationOutNd(CentredNoise):
     block_size: int | None = None
     coverage: float | None = None
     keep_zeros = False
+    gradient = "operator"
 
     @checked(ROTATION)
     def __init__(
@@ -60,6 +61,7 @@ class _RotationOutNd(CentredNoise):
         num_features: int | None = None,
         momentum: float = 0.1,
         keep_zeros: bool = False,
+        gradient: str = "operator",
         sync: bool = False,
         backend: str | None = None,
     ) -> None:
@@ -84,6 +86,7 @@ class _RotationOutNd(CentredNoise):
         )
         self.draw = draw
         self.keep_zeros = check_keep_zeros(keep_zeros)
+        self.gradient = strength.check_choice("gradient", gradient, GRADIENTS)
         if backend is not None:
             strength.check_choice("backend", backend, BACKENDS, also="None")
         self.backend = backend
@@ -103,6 +106,7 @@ class _RotationOutNd(CentredNoise):
             block_size=self.block_size,
             coverage=self.coverage,
             keep_zeros=self.keep_zeros,
+            gradient=self.gradient,
             sync=self.sync,
             generator=None,
             backend=self.backend,
@@ -118,6 +122,8 @@ class _RotationOutNd(CentredNoise):
         ]
         if self.keep_zeros:
             parts.append("keep_zeros=True")
+        if self.gradient != "operator":
+            parts.append(f"gradient={self.gradient}")
         if self.block_size is not None:
             parts.append(f"block_size={self.block_size}, coverage={self.coverage:g}")
         return ", ".join(parts)
@@ -148,6 +154,9 @@ class RotationOut(_RotationOutNd):
         keep_zeros: leave features at zero that are zero, such as those that a ReLU has switched off. Dropout does so by
             itself; a rotation would give them a part of their partners. The other features get as much noise as
             without it, so that the noise on all of them together is weaker than p says.
+        gradient: ``"operator"``, which turns all pairs of a gradient back, as the operator's own does (label eq6); or
+            ``"plane"``, beyond the paper, which turns it back in the plane of x and x̃ only: less noise in the gradient
+            of the same features. It is not part of the kernels, and needs more time and memory.
         sync: take means over all data-parallel processes.
         backend: the name of the implementation to use; the fastest that can run if not given.
 

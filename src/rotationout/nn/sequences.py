@@ -73,7 +73,14 @@ class RotationOutSequence(_RotationOutNd):
         if self._active:
             rotation = sample_packed(input, self._scale_for(rows), self.draw, batch_first=self.batch_first)
             turned = turn_about(
-                rows, rotation, 1, center, keep_zeros=self.keep_zeros, sync=self.sync, backend=self.backend
+                rows,
+                rotation,
+                1,
+                center,
+                keep_zeros=self.keep_zeros,
+                gradient=self.gradient,
+                sync=self.sync,
+                backend=self.backend,
             )
             output = with_rows(input, turned)
         self._track_mean(seen)
