@@ -138,7 +138,11 @@ def test_a_seed_decides_everything(noise):
 def test_one_seed_has_no_error(tmp_path, capsys):
     alone = ["--no-theory", "--results", str(tmp_path / "none")]
     assert cli.main(["demo", "--epochs", "1", "--seeds", "1", "--p", "0.2", "--out", str(tmp_path), *alone]) == 0
-    assert "single seed" in " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr()
+    said = " ".join(shown.out.split())
+    assert "single seed" in said
+    assert "run this in a clone of it, or name that folder with --results" in said
+    assert f"there is no folder {tmp_path / 'none'}: the page will have no records of runs" in shown.err
     assert "E tan²θ = p/(1 − p) = 0.25." in (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", (tmp_path / "index.html").read_text(encoding="utf-8"), flags=re.S)
 

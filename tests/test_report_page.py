@@ -59,7 +59,7 @@ def test_it_shows_every_record_and_stands_alone(folder: Path) -> None:
         assert f"<td>{record['last10_top1']:.2f}</td>" in page
     for title in ("Handwritten digits", "Appendix B", "Speed: nvidia-h200", "Speed: cpu", "What is reproduced"):
         assert f"<h2>{title}" in page
-    assert "There are no records yet of" in page
+    assert "Only on stand-in data: Table 2" in page
     for part in reproduced.PARTS:
         assert f'<th scope="row" class="name">{part.title}: {part.what}</th>' in page
     drawn = {drawing.name for drawing in all_figures(ROOT / "results")}
@@ -122,7 +122,7 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr()
     assert shown.out.strip() == str(tmp_path / "index.html")
     assert f"there is no folder {nothing}: the page will have no records of runs" in shown.err
-    assert "no records yet of Table 1a, 1b: ResNet110 on CIFAR-100;" in (tmp_path / "index.html").read_text("utf-8")
+    assert "Not run: Table 1a, 1b: ResNet110 on CIFAR-100;" in (tmp_path / "index.html").read_text("utf-8")
 
 
 def test_a_p_value_is_not_taken_for_a_drop_probability(folder: Path) -> None:
@@ -159,6 +159,10 @@ def test_figures_of_one_part_have_ids_of_their_own() -> None:
     ids = re.findall(r'<path id="([^"]+)"', page)
     assert len(set(ids)) == 2
     assert re.findall(r'<use href="#([^"]+)"', page) == ids
+
+
+def test_a_bar_in_a_cell_does_not_end_it_on_a_page_of_markdown() -> None:
+    assert Table(["where"], [["from |x| = 4"]]).markdown().splitlines()[-1] == r"| from \|x\| = 4 |"
 
 
 def test_sentences_in_cells_are_wrapped() -> None:

@@ -12,7 +12,7 @@ import typer
 from ..strength import check_rate
 from .options import Json, Results
 from .output import print_json, show, show_text
-from .report import BENCHMARKS, DRAWING, NoTheory
+from .report import BENCHMARKS, DRAWING, NoTheory, say_what_is_missing
 from .trouble import say
 
 __all__ = ["demo"]
@@ -23,6 +23,10 @@ ELSEWHERE = (
     "under “What is reproduced, and what is not”."
 )
 """So that nobody takes the demonstration for all that there is."""
+NO_RECORDS = (
+    "These are small networks that learn from few examples. The records of larger ones are in the folder results of "
+    "the repository: run this in a clone of it, or name that folder with --results."
+)
 
 
 def _rate(text: str) -> float:
@@ -73,8 +77,9 @@ def demo(
         show(pictures.summary_table(study), f"Digits, p = {study.p:g}")
         print()
         show(pictures.strength_table(study), "Over p")
-        show_text(f"{pictures.verdict(study)} {ELSEWHERE}")
+        show_text(f"{pictures.verdict(study)} {ELSEWHERE if results.is_dir() else NO_RECORDS}")
     benchmarks = BENCHMARKS if BENCHMARKS.is_dir() else None
+    say_what_is_missing(results, BENCHMARKS)
     if not no_theory:
         say(DRAWING)
     page = whole.write(out, results, benchmarks, demo=study, figures=not no_theory)

@@ -11,7 +11,7 @@ from .options import Json, Results
 from .output import print_json
 from .trouble import say
 
-__all__ = ["BENCHMARKS", "DRAWING", "NoTheory", "report"]
+__all__ = ["BENCHMARKS", "DRAWING", "NoTheory", "report", "say_what_is_missing"]
 
 BENCHMARKS = Path("benchmarks/results")
 DRAWING = "drawing the theory figures, which takes about half a minute"
@@ -38,9 +38,7 @@ def report(
     """
     from ..report import whole
 
-    for folder, kind in ((results, "runs"), (benchmarks, "benchmarks")):
-        if not folder.is_dir():
-            say(f"there is no folder {folder}: the page will have no records of {kind}")
+    say_what_is_missing(results, benchmarks)
     if not no_theory:
         say(DRAWING)
     page = whole.write(out, results, benchmarks if benchmarks.is_dir() else None, figures=not no_theory)
@@ -48,3 +46,10 @@ def report(
         print_json({"page": str(page)})
     else:
         print(page)
+
+
+def say_what_is_missing(results: Path, benchmarks: Path) -> None:
+    """Tell which records the page will lack."""
+    for folder, kind in ((results, "runs"), (benchmarks, "benchmarks")):
+        if not folder.is_dir():
+            say(f"there is no folder {folder}: the page will have no records of {kind}")

@@ -41,7 +41,7 @@ class Table:
         |---|---|
         | none | 70.1 |
         """
-        lines = [self.header, *self.rows]
+        lines = ([cell.replace("|", r"\|") for cell in cells] for cells in (self.header, *self.rows))
         text = [f"| {' | '.join(cells)} |" for cells in lines]
         return "\n".join([text[0], "|" + "---|" * len(self.header), *text[1:]])
 

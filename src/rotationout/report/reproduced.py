@@ -129,16 +129,14 @@ PARTS = (
 
 def table(results: Path) -> Table:
     """A row for each of PARTS."""
-    rows = []
-    for part in PARTS:
-        own = _state(results, part.own, part.row_of) if part.own else "computed"
-        rows.append([_name(part), own, _state(results, part.stand_ins), _outcome(results, part)])
-    return Table(["part of the paper", "on its data", "on stand-in data", "result"], rows)
+    return Table(
+        ["part of the paper", "runs", "result"],
+        [[_name(part), _runs(results, part), _outcome(results, part)] for part in PARTS],
+    )
 
 
 def section(results: Path) -> Section:
     """The section of the report."""
-    missing = [_name(part) for part in PARTS if part.own and not _recorded(results, part.own)]
     reasons = [
         "For each table and figure of the paper: how many of its rows have been run, the smallest number n of runs of "
         "such a row, and how RotationOut compares with no noise and with the other noise of the same kind. Where the "
@@ -151,12 +149,27 @@ def section(results: Path) -> Section:
         "--no-theory.",
         "The paper’s appendix on small batches trains no network; the networks trained for it here are our addition.",
     ]
-    return Section(
-        "What is reproduced, and what is not",
-        reasons,
-        table(results),
-        finding=f"There are no records yet of {'; '.join(missing)}." if missing else "Every table has records.",
-    )
+    return Section("What is reproduced, and what is not", reasons, table(results), finding=_finding(results))
+
+
+def _finding(results: Path) -> str:
+    """Which parts have been run on what, each in the list where it belongs."""
+    lists: dict[str, list[str]] = {"On the paper’s data": [], "Only on stand-in data": [], "Computed": [], "Not run": []}
+    on, instead, computed, missing = lists.values()
+    for part in PARTS:
+        if not part.own:
+            computed.append(part.title)
+        elif _recorded(results, part.own):
+            on.append(_name(part))
+        else:
+            (instead if _recorded(results, part.stand_ins) else missing).append(_name(part))
+    return " ".join(f"{what}: {'; '.join(parts)}." for what, parts in lists.items() if parts)
+
+
+def _runs(results: Path, part: Part) -> str:
+    """How many runs there are of a part, on the paper's data and on others."""
+    own = _state(results, part.own, part.row_of) if part.own else "computed"
+    return f"{own}; on other data {_state(results, part.stand_ins)}" if part.stand_ins else own
 
 
 def _name(part: Part) -> str:
@@ -171,7 +184,7 @@ def _outcome(results: Path, part: Part) -> str:
     for recipe in (*part.own, *part.stand_ins):
         said = part.verdict(read_records(results, recipe))
         if said:
-            return f"{recipe}: {said}"
+            return said if recipe in part.own else f"On {recipe}: {said}"
     if part.own:
         return "–"
     return part.computed() or f"Drawn by rotationout figures {' '.join(part.figures)}."
