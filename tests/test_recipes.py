@@ -54,8 +54,8 @@ def test_every_table_says_what_it_is_about(capsys: pytest.CaptureFixture[str]) -
 def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
-        counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 19, "search": 18, "strong": 3}
-        expected = counts.get(name.rpartition("_")[2], 35)
+        counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 23, "search": 18, "strong": 3}
+        expected = counts.get(name.rpartition("_")[2], 36)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
         for row in rows:
@@ -85,11 +85,12 @@ def test_vectors_get_equal_noise_after_every_hidden_layer() -> None:
     rows = {row.row: row for row in TABLES["cifar100_mlp"]()}
     for keep, sigma in cifar100.SIGMA.items():
         strength = {rows[f"dropout keep {keep}"].p}
-        for form in ("default", "keep-zeros"):
+        for form in ("default", "keep-zeros", "plane"):
             row = rows[f"rotation {form} sigma {sigma}"]
             layers = [layer for layer in build_network(row).modules() if isinstance(layer, ro.RotationOut)]
             strength |= {layer.p for layer in layers}
             assert [layer.keep_zeros for layer in layers] == [form == "keep-zeros"] * 3
+            assert [layer.gradient == "plane" for layer in layers] == [form == "plane"] * 3
         assert strength == {round(1 - keep, 10)}
     assert {(row.subset, row.steps, row.precision) for row in rows.values()} == {(10_000, 5_000, "fp32")}
 

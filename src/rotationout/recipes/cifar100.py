@@ -59,6 +59,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pairing-per-batch": {"pairing_per": "batch"},
     "angle-per-example": {"angle_per": "example"},
     "keep-zeros": {"keep_zeros": True},
+    "plane": {"gradient": "plane"},
 }
 """Forms that differ in one thing from the default, which the table has at keep rate 0.8, and their options."""
 
@@ -205,7 +206,7 @@ def mlp_rows() -> list[ClassificationConfig]:
     """Noise on vectors: after each of three hidden layers, which learn from the pixels of 10,000 images.
 
     So few that the network overfits in a schedule that is short enough for a CPU. Isotropic noise is RotationOut
-    without pairs.
+    without pairs, "plane" RotationOut with less noise in its gradient.
     """
     base = ClassificationConfig(
         recipe="cifar100_mlp",
@@ -230,6 +231,7 @@ def mlp_rows() -> list[ClassificationConfig]:
         *(row(f"rotation default sigma {SIGMA[keep]}", "rotation", keep) for keep in KEEP),
         *(row(f"rotation keep-zeros sigma {SIGMA[keep]}", "rotation", keep, keep_zeros=True) for keep in KEEP),
         *(row(f"isotropic sigma {SIGMA[keep]}", "isotropic", keep) for keep in KEEP),
+        *(row(f"rotation plane sigma {SIGMA[keep]}", "rotation", keep, gradient="plane") for keep in KEEP),
         row(f"rotation centred sigma {SIGMA[0.8]}", "rotation", 0.8, center="batch"),
         row("gaussian dropout keep 0.8", "gaussian", 0.8),
     ]
