@@ -55,6 +55,7 @@ def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
         counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 23, "search": 18, "strong": 3}
+        counts |= {str(images): 7 for images in cifar100.FRESH_IMAGES}
         expected = counts.get(name.rpartition("_")[2], 36)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
@@ -93,6 +94,14 @@ def test_vectors_get_equal_noise_after_every_hidden_layer() -> None:
             assert [layer.gradient == "plane" for layer in layers] == [form == "plane"] * 3
         assert strength == {round(1 - keep, 10)}
     assert {(row.subset, row.steps, row.precision) for row in rows.values()} == {(10_000, 5_000, "fp32")}
+
+
+def test_tables_with_other_numbers_of_images_differ_in_nothing_else() -> None:
+    rows = {row.row: row for row in TABLES["cifar100_mlp"]()}
+    for images, subset in {5_000: 5_000, 20_000: 20_000, 50_000: 0}.items():
+        for row in TABLES[f"cifar100_mlp_{images}"]():
+            assert row.replace(recipe="cifar100_mlp", subset=10_000) == rows[row.row]
+            assert row.subset == subset
 
 
 def test_an_option_that_the_network_does_not_have_is_refused() -> None:

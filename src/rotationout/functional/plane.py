@@ -15,7 +15,7 @@ __all__ = ["turn_in_plane"]
 
 
 def turn_in_plane(x: Tensor, z: Tensor, added: Tensor, axis: int) -> Tensor:
-    """x + Δ, with the derivative of the rotation in the plane of z and Δ, which is held constant as eq6 holds R.
+    """Return x + Δ, with the derivative of the rotation in the plane of z and Δ, held constant as eq6 holds R.
 
     Args:
         x: features.

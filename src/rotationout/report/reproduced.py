@@ -154,7 +154,12 @@ def section(results: Path) -> Section:
 
 def _finding(results: Path) -> str:
     """Which parts have been run on what, each in the list where it belongs."""
-    lists: dict[str, list[str]] = {"On the paper’s data": [], "Only on stand-in data": [], "Computed": [], "Not run": []}
+    lists: dict[str, list[str]] = {
+        "On the paper’s data": [],
+        "Only on stand-in data": [],
+        "Computed": [],
+        "Not run": [],
+    }
     on, instead, computed, missing = lists.values()
     for part in PARTS:
         if not part.own:
