@@ -14,10 +14,10 @@ from torch.nn.utils.rnn import pack_sequence
 import rotationout as ro
 from rotationout.functional.rotation import turn_about
 
-LAYERS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
-    "vectors": (ro.RotationOut, (16, 8)),
-    "maps": (ro.RotationOut2d, (4, 7, 5, 5)),
-    "sequences": (ro.RotationOutSequence, (6, 4, 8)),
+LAYERS: dict[str, tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = {
+    "vectors": (ro.RotationOut, (16, 8), {}),
+    "maps": (ro.RotationOut2d, (4, 7, 5, 5), {"side": "symmetric"}),
+    "sequences": (ro.RotationOutSequence, (6, 4, 8), {"pairing_per": "row"}),
 }
 AXES = {"vectors": -1, "maps": 1, "sequences": -1}
 each_kind = pytest.mark.parametrize("kind", LAYERS)
@@ -26,25 +26,27 @@ each_center = pytest.mark.parametrize("center", [None, "batch"])
 
 def both(kind: str, *inputs: Any, **choices: Any) -> tuple[Any, Any]:
     """What a layer returns with the gradient in the plane and with the operator's, for the same random numbers."""
-    layer, _ = LAYERS[kind]
+    layer, _, needed = LAYERS[kind]
     found = []
     for gradient in ("plane", "operator"):
         torch.manual_seed(0)
-        found.append(layer(0.5, gradient=gradient, **choices)(*inputs))
+        found.append(layer(0.5, gradient=gradient, **{**needed, **choices})(*inputs))
     return found[0], found[1]
 
 
 def turned_back(g: Tensor, z: Tensor, added: Tensor, axis: int) -> Tensor:
     """Mᵀg with M = I + (Δzᵀ − zΔᵀ) / |z|², by matrices."""
     rows, g, added = (t.movedim(axis, -1).unsqueeze(-1) for t in (z, g, added))
-    square = rows.mT @ rows
+    square = (rows.mT @ rows).clamp_min(1e-300)  # a vector of zeros stays
     skew = (added @ rows.mT - rows @ added.mT) / square
     return (g + skew.mT @ g).squeeze(-1).movedim(-1, axis)
 
 
 @each_kind
 @each_center
-@pytest.mark.parametrize("options", [{}, {"keep_zeros": True}, {"pairing_per": "batch", "law": "uniform_tan"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"keep_zeros": True}, {"pairing_per": "batch", "side": "symmetric", "law": "uniform_tan"}]
+)
 def test_features_turn_as_they_do_with_the_gradient_of_the_operator(
     kind: str, center: str | None, options: dict[str, Any]
 ) -> None:
@@ -56,20 +58,47 @@ def test_features_turn_as_they_do_with_the_gradient_of_the_operator(
 
 @each_kind
 @each_center
-def test_the_gradient_is_turned_back_in_the_plane(kind: str, center: str | None) -> None:
-    x = torch.randn(LAYERS[kind][1], dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("keep_zeros", [False, True])
+@pytest.mark.parametrize("backend", [None, "cpu", "reference"])
+def test_the_gradient_is_turned_back_in_the_plane(
+    kind: str, center: str | None, keep_zeros: bool, backend: str | None
+) -> None:
+    """Of z = x − m, where features that are kept at zero pass theirs on: g + (I − M) Kᵀ g, M the average of rows."""
+    x = torch.randn(LAYERS[kind][1], dtype=torch.float64)
+    x = (x.relu() if keep_zeros else x).requires_grad_()
     axis, g = AXES[kind] % x.ndim, torch.randn(x.shape, dtype=torch.float64)
     others = [a for a in range(x.ndim) if a != axis]
-    plane, operator = both(kind, x, center=center)
+    plane, operator = both(kind, x, center=center, keep_zeros=keep_zeros, backend=backend)
+    _, everywhere = both(kind, x.detach(), center=center)
     z = x.detach() if center is None else x.detach() - x.detach().mean(others, keepdim=True)
-    expected = turned_back(g, z, plane.detach() - x.detach(), axis)
-    if center == "batch":  # z = x − mean(x)
-        added = expected - g
-        expected = g + added - added.mean(others, keepdim=True)
+    turned = g * (x.detach() != 0) if keep_zeros else g
+    added = turned_back(turned, z, everywhere - x.detach(), axis) - turned
+    expected = g + (added if center is None else added - added.mean(others, keepdim=True))
     (mine,) = torch.autograd.grad(plane, x, g)
     (theirs,) = torch.autograd.grad(operator, x, g)
     assert torch.allclose(mine, expected, atol=1e-9)
     assert not torch.allclose(mine, theirs, atol=1e-2)
+
+
+@pytest.mark.parametrize("center", [None, "batch", "given"])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_large_batches_and_means_that_learn(center: Any, dim: int) -> None:
+    """Beyond what `kernels.small` takes, in fp32 and bf16, about a mean with a gradient of its own."""
+    x = torch.randn(64, 40, 48, dtype=torch.float64, requires_grad=True)
+    given = torch.randn(x.size(dim), dtype=torch.float64, requires_grad=True)
+    draw, g = ro.Draw(pairing_per="example"), torch.randn_like(x)
+    found = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        about = given.to(dtype) if center == "given" else center
+        y = ro.functional.rotation_out(x.to(dtype), 0.3, draw=draw, dim=dim, center=about, gradient="plane")
+        wanted = (x, given) if center == "given" else (x,)
+        found.append([y.double(), *torch.autograd.grad(y, wanted, g.to(dtype))])
+        for exact, ours in zip(found[0], found[-1], strict=True):
+            assert (ours - exact).norm() <= {8: 0, 4: 1e-5, 2: 0.01}[dtype.itemsize] * exact.norm()
+    if center == "given":  # y = x + tan θ · A(x − m): what a mean gets is what x does not
+        rest = (g - found[0][1]).movedim(dim, -1).flatten(0, -2).sum(0)
+        assert torch.allclose(found[0][2], rest)
 
 
 def drawn(x: Tensor, loss: Callable[[Tensor], Tensor], gradient: str) -> Tensor:
@@ -94,6 +123,39 @@ def test_the_mean_over_all_draws_is_that_of_the_operators_gradient_for_a_quadrat
     assert torch.allclose(plane.mean(0), operator.mean(0), atol=1e-12)
     without = torch.autograd.functional.jacobian(loss, x)
     assert not torch.allclose(plane.mean(0), without, atol=1e-3), "noise has an effect on the mean"
+
+
+def coupled(gradient: str, angles: list[tuple[float, float]]) -> Tensor:
+    """The mean gradient of a loss that couples two rows, over all pairings, which they share, and over angles."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, dtype=torch.float64, generator=generator)
+    root = torch.randn(8, 8, dtype=torch.float64, generator=generator)
+    found = []
+    for order, each in itertools.product(itertools.permutations(range(4)), angles):
+        rotation = ro.Rotation.from_permutation([list(order)], torch.tensor(each, dtype=x.dtype))
+        v = x.clone().requires_grad_()
+        y = turn_about(v, rotation, 1, None, keep_zeros=False, gradient=gradient, sync=False, backend=None)
+        found.append(torch.autograd.grad((root @ y.flatten()).square().sum(), v)[0])
+    return torch.stack(found).mean(0)
+
+
+def test_rows_that_turn_together_would_have_another_mean_and_are_refused() -> None:
+    opposite = list(itertools.product((0.4, -0.4), (0.3, -0.3)))
+    assert torch.allclose(coupled("plane", opposite), coupled("operator", opposite), atol=1e-12)
+    together = [(0.4, 0.3)]
+    assert not torch.allclose(coupled("plane", together), coupled("operator", together), rtol=0.02)
+    told = "set pairing_per='row', or angle_per='row' and side='symmetric'; here they are pairing_per='example', "
+    for make in (ro.RotationOut2d, ro.RotationOutSequence):
+        with pytest.raises(ValueError, match=told + "angle_per='row' and side='one'"):
+            make(gradient="plane")
+    x, shared = torch.randn(4, 8), ro.Draw(pairing_per="batch", angle_per="example")
+    with pytest.raises(ValueError, match="pairing_per='batch', angle_per='example' and side='symmetric'"):
+        ro.functional.rotation_out(x, 0.2, draw=shared, gradient="plane")
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout2d(0.2))
+    with pytest.raises(ValueError, match="gradient='plane' needs rows that turn independently"):
+        ro.swap(network, gradient="plane")
+    ro.swap(network, gradient="plane", pairing_per="row")
+    assert isinstance(network[2], ro.RotationOut2d)
 
 
 def test_the_noise_in_a_gradient_is_what_the_page_says() -> None:
@@ -157,19 +219,53 @@ def test_precision_memory_formats_and_vectors_of_zeros(dtype: torch.dtype) -> No
     assert torch.equal(slope[0, :, 0, 0], g[0, :, 0, 0])
 
 
-def test_vmap_and_compiled_layers() -> None:
-    many = torch.randn(3, 5, 8)
+def test_vmap_of_gradients() -> None:
+    layer = ro.RotationOut(0.5, gradient="plane", center="batch")
+    many, weights = torch.randn(3, 5, 8), torch.randn(3, 5, 8)
+    slope = torch.func.grad(lambda x, g: (layer(x) * g).sum())
+    torch.manual_seed(0)
+    together = torch.func.vmap(slope, randomness="same")(many, weights)
+    for x, g, found in zip(many, weights, together, strict=True):
+        torch.manual_seed(0)
+        assert torch.allclose(found, slope(x, g), atol=1e-5)
+        assert not torch.allclose(found, g, atol=0.1)
+
+
+@pytest.mark.parametrize("rows", [8, 8192])
+def test_compiled_layers(rows: int) -> None:
+    x, g = torch.randn(rows, 16, requires_grad=True), torch.randn(rows, 16)
     layer = ro.RotationOut(0.5, gradient="plane")
-    assert not torch.equal(torch.func.vmap(layer, randomness="different")(many), many)
-    x = torch.randn(16, 8, requires_grad=True)
     y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-    g = torch.randn(16, 8)
     (slope,) = torch.autograd.grad(y, x, g)
     assert torch.allclose(slope, turned_back(g, x.detach(), (y - x).detach(), -1), atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [8, 8192])
+def test_batches_of_gradients_and_second_derivatives_of_any_size(rows: int) -> None:
+    x = torch.randn(rows, 16, dtype=torch.float64, requires_grad=True)
+    y = ro.RotationOut(0.5, gradient="plane")(x)
+    gs = torch.randn(3, rows, 16, dtype=torch.float64)
+    (slopes,) = torch.autograd.grad(y, x, gs, is_grads_batched=True, retain_graph=True)
+    for g, slope in zip(gs, slopes, strict=True):
+        assert torch.allclose(slope, torch.autograd.grad(y, x, g, retain_graph=True)[0])
+    g = gs[0].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(y, x, g, create_graph=True)
+    (curve,) = torch.autograd.grad(slope.square().sum() / 2, g)  # M Mᵀ g
+    assert torch.allclose(curve, turned_back(slope, x, x - y, -1))
+
+
+@pytest.mark.parametrize("rows", [8, 8192])
+def test_an_input_that_changes_before_backward_is_told(rows: int) -> None:
+    x = torch.randn(rows, 16, requires_grad=True)
+    hidden = x * 2
+    y = ro.RotationOut(0.5, gradient="plane")(hidden)
+    hidden.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_ways_to_make_it() -> None:
-    layer = ro.noise("rotation", 0.2, dims=2, gradient="plane")
+    layer = ro.noise("rotation", 0.2, dims=2, gradient="plane", side="symmetric")
     assert isinstance(layer, ro.RotationOut2d)
     assert "gradient=plane" in repr(layer)
     assert "gradient" not in repr(ro.RotationOut(0.5))

@@ -9,16 +9,15 @@ from torch import Tensor
 
 from .. import rotation as _rotation
 from .. import strength
-from ..kernels import autograd
+from ..kernels import autograd, plane
 from ..rotation import Draw, Rotation
 from . import inputs
 from .centred import disturb_about
-from .plane import turn_in_plane
 
-__all__ = ["GRADIENTS", "apply_noise", "check_blocks", "check_keep_zeros", "rotate", "rotation_out"]
+__all__ = ["apply_noise", "check_blocks", "check_gradient", "check_keep_zeros", "rotate", "rotation_out"]
 
 GRADIENTS = ("operator", "plane")
-"""What a gradient may be: the operator's own, or that of `rotationout.functional.plane`."""
+"""What a gradient may be: the operator's own, or that of `rotationout.kernels.plane`."""
 
 
 def rotate(
@@ -98,7 +97,8 @@ def rotation_out(
         keep_zeros: leave features at zero that are zero, such as those that a ReLU has switched off; the others turn as
             without it.
         gradient: ``"operator"``, which turns all pairs of a gradient back; or ``"plane"``, which turns it back in the
-            plane of x and x̃ only: a gradient of the same mean, to second order in tan θ, with less noise.
+            plane of x and x̃ only: a gradient of the same mean, to second order in tan θ, with less noise. It needs rows
+            that turn independently of each other: a pairing per row, or a symmetric angle per row.
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
         backend: the name of the implementation to use; the fastest that can run if not given.
@@ -111,7 +111,7 @@ def rotation_out(
     rate = strength.check_rate(p)
     draw = _rotation.check_draw(draw)
     check_keep_zeros(keep_zeros)
-    strength.check_choice("gradient", gradient, GRADIENTS)
+    check_gradient(gradient, draw)
     active = training and rate > 0.0
     scale = strength.convert(rate, "dropout", draw.law) if active else 0.0
     return apply_noise(
@@ -196,11 +196,11 @@ def turn_about(
     draws = (rotation.tan, rotation.index, rotation.seed, axis)
 
     def in_plane(x: Tensor, mean: Tensor | None, axis: int) -> Tensor:
-        z = (x if mean is None else x - mean).to(torch.promote_types(x.dtype, torch.float32))
-        with torch.no_grad():
-            added = autograd.rotate(z, None, *draws, backend=backend) - z
-            added = torch.where(x != 0, added, 0.0) if keep_zeros else added
-        return turn_in_plane(x, z, added, axis)
+        if mean is None:
+            turned = plane.rotate_in_plane(x, *draws, backend=backend)
+        else:
+            turned = plane.rotate_in_plane(x - mean, *draws, backend=backend) + mean
+        return torch.where(x != 0, turned, x) if keep_zeros else turned
 
     if gradient == "plane":
         mask = None if weight is None else weight != 0
@@ -216,6 +216,19 @@ def turn_about(
     if weight is not None:
         rotated = torch.where((weight != 0).unsqueeze(-1).movedim(-1, axis), rotated, x)  # padding stays, even NaN
     return torch.where(x != 0, rotated, x) if keep_zeros else rotated
+
+
+def check_gradient(gradient: str, draw: Draw) -> str:
+    """``gradient``, or an error if it is no choice, or none for rotations that are drawn so."""
+    strength.check_choice("gradient", gradient, GRADIENTS)
+    independent = draw.pairing_per == "row" or (draw.angle_per == "row" and draw.side == "symmetric")
+    if gradient == "plane" and not independent:
+        raise ValueError(
+            "gradient='plane' needs rows that turn independently of each other, or its mean would be wrong: set "
+            "pairing_per='row', or angle_per='row' and side='symmetric'; here they are "
+            f"pairing_per={draw.pairing_per!r}, angle_per={draw.angle_per!r} and side={draw.side!r}"
+        )
+    return gradient
 
 
 def check_keep_zeros(keep_zeros: bool) -> bool:

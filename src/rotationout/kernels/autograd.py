@@ -24,7 +24,16 @@ from torch.autograd import Function
 from . import opaque, reference, small
 from .dispatch import implementation, is_recorded
 
-__all__ = ["feature_sum", "follow_mean", "is_transformed", "mean_parts", "rotate", "rotate_centred"]
+__all__ = [
+    "feature_sum",
+    "follow_mean",
+    "in_plain_torch",
+    "is_tracked",
+    "is_transformed",
+    "mean_parts",
+    "rotate",
+    "rotate_centred",
+]
 
 
 def rotate(
@@ -39,12 +48,12 @@ def rotate(
     backend: str | None = None,
 ) -> Tensor:
     """The operator x + tan θ · A(x − m), differentiable in ``x`` and ``mean``; see `reference.rotate`."""
-    if _in_plain_torch(tan, backend, x, mean):
+    if in_plain_torch(tan, backend, x, mean):
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     transformed = is_transformed()
     if not transformed:
         kernels = implementation(x, backend)
-        if kernels is small or not _is_tracked(x, mean):
+        if kernels is small or not is_tracked(x, mean):
             return cast(Tensor, kernels.rotate(x, mean, tan, index, seed, dim, adjoint))
     function = _Rotate if torch.compiler.is_compiling() else _RotateTransformed if transformed else _RotateEager
     return function.apply(x, mean, tan, index, seed, dim, adjoint, backend)  # type: ignore[no-any-return, no-untyped-call]
@@ -65,12 +74,12 @@ def rotate_centred(
 
     With M the averaging projector the operator is I + K(I − M), and its adjoint I − (I − M)K.
     """
-    if _in_plain_torch(tan, backend, x):
+    if in_plain_torch(tan, backend, x):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     transformed = is_transformed()
     if not transformed:
         kernels = implementation(x, backend)
-        if kernels is small or not _is_tracked(x):
+        if kernels is small or not is_tracked(x):
             return cast(Tensor, kernels.rotate_centred(x, weight, tan, index, seed, dim, adjoint))
     eager = _RotateCentredTransformed if transformed else _RotateCentredEager
     function = _RotateCentred if torch.compiler.is_compiling() else eager
@@ -79,7 +88,7 @@ def rotate_centred(
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
     """See `reference.feature_sum`; that one runs if the sum needs a gradient."""
-    kernels = reference if _is_tracked(x, weight) else _untracked(x)
+    kernels = reference if is_tracked(x, weight) else _untracked(x)
     return cast(Tensor, kernels.feature_sum(x, weight, dim))
 
 
@@ -98,7 +107,7 @@ def _untracked(x: Tensor) -> ModuleType:
     return reference if is_transformed() and not torch.compiler.is_compiling() else implementation(x, None)
 
 
-def _in_plain_torch(tan: Tensor, backend: str | None, *features: Tensor | None) -> bool:
+def in_plain_torch(tan: Tensor, backend: str | None, *features: Tensor | None) -> bool:
     """Whether every step must be torch's own: for a learned angle, which autograd follows, and for torch.jit.trace."""
     return tan.requires_grad or backend == "reference" or is_recorded() or any(map(_is_batched, features))
 
@@ -119,7 +128,7 @@ def _is_batched(x: Tensor | None) -> bool:
     return bool(torch._C._functorch.is_legacy_batchedtensor(x))
 
 
-def _is_tracked(*tensors: Tensor | None) -> bool:
+def is_tracked(*tensors: Tensor | None) -> bool:
     """Whether autograd records operations on these tensors; it does not in an ordinary backward pass."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import strength
-from ..functional.rotation import GRADIENTS, apply_noise, check_blocks, check_keep_zeros
+from ..functional.rotation import apply_noise, check_blocks, check_gradient, check_keep_zeros
 from ..kernels.dispatch import BACKENDS
 from ..rotation import Draw
 from .arguments import ROTATION, checked
@@ -86,7 +86,7 @@ class _RotationOutNd(CentredNoise):
         )
         self.draw = draw
         self.keep_zeros = check_keep_zeros(keep_zeros)
-        self.gradient = strength.check_choice("gradient", gradient, GRADIENTS)
+        self.gradient = check_gradient(gradient, draw)
         if backend is not None:
             strength.check_choice("backend", backend, BACKENDS, also="None")
         self.backend = backend
@@ -156,7 +156,8 @@ class RotationOut(_RotationOutNd):
             without it, so that the noise on all of them together is weaker than p says.
         gradient: ``"operator"``, which turns all pairs of a gradient back, as the operator's own does (label eq6); or
             ``"plane"``, beyond the paper, which turns it back in the plane of x and x̃ only: less noise in the gradient
-            of the same features. It is not part of the kernels, and needs more time and memory.
+            of the same features. It keeps its input for backward, and needs rows that turn independently of each other,
+            as vectors do by default: a pairing per row, or a symmetric angle per row.
         sync: take means over all data-parallel processes.
         backend: the name of the implementation to use; the fastest that can run if not given.
 

@@ -68,9 +68,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pairing-per-batch": {"pairing_per": "batch"},
     "angle-per-example": {"angle_per": "example"},
     "keep-zeros": {"keep_zeros": True},
-    "plane": {"gradient": "plane"},
+    "symmetric plane": {"side": "symmetric", "gradient": "plane"},
 }
-"""Forms that differ in one thing from the default, which the table has at keep rate 0.8, and their options."""
+"""Forms that differ in one thing from the default, which the table has at keep rate 0.8, and their options; the last
+differs in one thing from the one with symmetric angles, which its gradient needs."""
 
 
 def resnet110(protocol: str = "authors") -> ClassificationConfig:

@@ -1,0 +1,106 @@
+"""The operator with another gradient: that of a rotation in one plane.
+
+The operator turns all pairs of features, z + Δ with Δ = tan θ · Az (label eq6), and its gradient turns all pairs back,
+g − tan θ · Ag: as much noise on the gradient as on the features. But of A only Az shows in the features. Of all
+rotations that take z to z + Δ, the one in the plane of z and Δ leaves all other directions alone. It is I + K with
+K = (Δzᵀ − zΔᵀ) / |z|², which is skew-symmetric, as Δ is perpendicular to z; so its gradient is g − Kg. If A had no
+preferred directions (a law that no change of basis alters), K would be the mean of tan θ · A given Δ. For pairs it is
+not, but the mean of the gradient is the same to second order in tan θ if rows turn independently of each other, and its
+noise is less. If they do not, as on maps that share a pairing and one-sided angles, the mean is another one.
+
+K is held constant in all derivatives, as the operator holds tan θ · A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import opaque, reference, small
+from .autograd import in_plain_torch, is_tracked, is_transformed, rotate
+from .dispatch import implementation
+
+__all__ = ["rotate_in_plane", "turn_in_plane"]
+
+
+def rotate_in_plane(
+    z: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, *, backend: str | None = None
+) -> Tensor:
+    """The operator z + Δ about the origin, with the derivative I + K in ``z``.
+
+    It keeps z for backward, as the ReLU before it does, and what was drawn.
+    """
+    draws = tan, index, seed, dim
+    if not in_plain_torch(tan, backend, z) and (torch.compiler.is_compiling() or not is_transformed()):
+        kernels = implementation(z, backend)
+        if not is_tracked(z):
+            return cast(Tensor, kernels.rotate(z, None, *draws, False))
+        if kernels is not small:
+            return _InPlane.apply(z, *draws, backend)  # type: ignore[no-any-return, no-untyped-call]
+    wide = z.to(torch.promote_types(z.dtype, torch.float32))
+    with torch.no_grad():
+        added = rotate(wide, None, *draws, backend=backend) - wide
+    return turn_in_plane(wide, added, dim).to(z.dtype)
+
+
+def turn_in_plane(z: Tensor, added: Tensor, dim: int) -> Tensor:
+    """Return z + Δ, with the derivative I + K: the definition, in steps that autograd and torch.func follow.
+
+    Args:
+        z: features.
+        added: Δ, perpendicular to z.
+        dim: the feature axis.
+
+    >>> z = torch.tensor([3.0, 0.0, 0.0], requires_grad=True)
+    >>> turn_in_plane(z, torch.tensor([0.0, 3.0, 0.0]), 0) @ torch.tensor([1.0, 10.0, 100.0])
+    tensor(33., grad_fn=<DotBackward0>)
+    >>> torch.autograd.grad(_, z)  # by 45° in the plane of the first two, and longer by 1 / cos θ
+    (tensor([ 11.,   9., 100.]),)
+    """
+    fixed, added = z.detach(), added.detach()
+    moved = z - fixed  # zero, but it has a derivative
+    square = fixed.square().sum(dim, keepdim=True).clamp_min(torch.finfo(fixed.dtype).tiny)
+    along = (fixed * moved).sum(dim, keepdim=True) / square
+    across = (added * moved).sum(dim, keepdim=True) / square
+    return z + added + (added * along - fixed * across)
+
+
+class _InPlane(Function):
+    @staticmethod
+    def forward(z: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, backend: str | None) -> Tensor:
+        kernels = implementation(z, backend)
+        output = kernels.rotate(z, None, tan, index, seed, dim, False)
+        if torch.compiler.is_compiling():
+            return cast(Tensor, output if kernels is opaque else output.clone())  # a compiler fuses the clone
+        return cast(Tensor, output.data)  # no view, see `rotationout.kernels.autograd`
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        z, tan, index, seed, ctx.dim, ctx.backend = inputs
+        ctx.save_for_backward(z, tan, index, seed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        z, tan, index, seed = ctx.saved_tensors
+        # What is differentiated again must be torch's own steps: the result is linear in the gradient.
+        plain = in_plain_torch(tan, ctx.backend, grad) or is_tracked(grad)
+        kernels = reference if plain else implementation(z, ctx.backend)
+        turned = _turn_back(grad, z.detach(), tan, index, seed, ctx.dim, kernels.rotate)
+        return turned, None, None, None, None, None
+
+
+def _turn_back(
+    grad: Tensor, z: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, rotate: Callable[..., Tensor]
+) -> Tensor:
+    """The gradient g − Kg = g + (w·g z − z·g w) / |z|² with w = z + Δ, which is turned anew."""
+    wide = torch.promote_types(z.dtype, torch.float32)
+    z, g = z.to(wide), grad.to(wide)
+    w = rotate(z, None, tan, index, seed, dim, False)
+    wg, zg, zz = (torch.linalg.vecdot(a, b, dim=dim).unsqueeze(dim) for a, b in ((w, g), (z, g), (z, z)))
+    square = zz.clamp_min(torch.finfo(wide).tiny)
+    return torch.addcmul(g, z, wg / square).addcmul(w, -zg / square).to(grad.dtype)
