@@ -28,7 +28,7 @@ suite: .venv/ready
 
 # The kernels, by Triton's interpreter.
 kernels: .venv/ready
-	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py tests/test_triton_sums.py tests/test_triton_draws.py tests/test_step_kernels.py tests/test_narrow*.py
+	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) --dist load tests/test_triton.py tests/test_triton_sums.py tests/test_triton_draws.py tests/test_triton_plane.py tests/test_step_kernels.py tests/test_narrow*.py
 
 # The core, with torch alone.
 core: .venv-core/ready

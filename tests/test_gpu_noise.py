@@ -1,5 +1,6 @@
 """Every noise of the registry on a GPU: strength, gradients, and one captured graph for a whole schedule."""
 
+import functools
 import math
 
 import pytest
@@ -95,3 +96,27 @@ def test_a_layer_traced_in_training_draws_fresh_noise() -> None:
     assert not torch.equal(first, x)
     energy = (first - x).square().sum() / (x - x.mean((0, 2, 3), keepdim=True)).square().sum()
     assert 0.5 < energy < 2, "λ = 1"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("layer", "shape"), [("vectors", (4096, 512)), ("maps", (16, 64, 14, 14))])
+def test_the_gradient_in_the_plane_on_the_device(
+    layer: str, shape: tuple[int, ...], compiled: bool, dtype: torch.dtype
+) -> None:
+    """It is what the features say: g + (w·g x − x·g w) / |x|²; and nothing but x and the draw is kept."""
+    dim = 1
+    kind = ro.RotationOut if layer == "vectors" else functools.partial(ro.RotationOut2d, side="symmetric")
+    module = kind(0.3, gradient="plane", center=None).to(DEVICE)
+    x, g = (torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))
+    x.requires_grad_()
+    before = torch.cuda.memory_allocated()
+    y = (torch.compile(module, fullgraph=True) if compiled else module)(x)
+    assert compiled or torch.cuda.memory_allocated() - before < 1.3 * y.nbytes + 2**16
+    (slope,) = torch.autograd.grad(y, x, g)
+    z, w, exact = x.detach().double(), y.detach().double(), g.double()
+    wg, zg, zz = ((a * b).sum(dim, keepdim=True) for a, b in ((w, exact), (z, exact), (z, z)))
+    expected = exact + (wg * z - zg * w) / zz
+    assert slope.dtype == dtype
+    assert (slope.double() - expected).norm() <= (1e-5 if dtype == torch.float32 else 0.01) * expected.norm()
+    assert (expected - exact).norm() > 0.02 * exact.norm()

@@ -75,6 +75,7 @@ class Case:
         variance: Var[x̃ | x] / λ of what is disturbed; None if nothing is claimed.
         share: how much of the variance is left, where only a part of x is disturbed.
         derivative: whether backward is the derivative of forward.
+        second: whether the derivative of backward is; not if backward holds constant what depends on x.
         transforms: whether torch.vmap and torch.compile(fullgraph=True) take what it is made of.
     """
 
@@ -87,6 +88,7 @@ class Case:
     variance: Callable[[Tensor], Tensor] | None = multiplied
     share: float = 1.0
     derivative: bool = True
+    second: bool = True
     transforms: bool = True
 
 
@@ -150,6 +152,15 @@ CASES: dict[str, list[Case]] = {
             share=0.6,
         ),
         Case((2, 3, 1, 2, 2), lambda: {"dims": 3, "center": None}, variance=turned(1)),
+        Case(VECTORS, lambda: {"gradient": "plane"}, variance=turned(1), derivative=False, second=False),
+        Case(
+            MAPS,
+            lambda: {"dims": 2, "gradient": "plane", "side": "symmetric"},
+            about=centred_maps,
+            variance=turned(1),
+            derivative=False,
+            second=False,
+        ),
     ],
     "rotation-sequence": [
         Case(STEPS, variance=turned(2)),

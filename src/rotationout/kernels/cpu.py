@@ -16,7 +16,16 @@ from . import reference
 from .memory import in_memory_order
 from .reference import feature_sum, follow_mean, mean_parts
 
-__all__ = ["WIDTHS", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "signs_of_bytes"]
+__all__ = [
+    "WIDTHS",
+    "feature_sum",
+    "follow_mean",
+    "mean_parts",
+    "rotate",
+    "rotate_centred",
+    "signs_of_bytes",
+    "turn_back",
+]
 
 WIDTHS = 32
 """The most feature sizes D of which tables are cached: a network that has more makes them anew at every call.
@@ -58,6 +67,8 @@ def rotate(
 
 rotate_centred = functools.partial(reference.rotate_centred, rotate=rotate)
 """See `rotationout.kernels.reference.rotate_centred`."""
+turn_back = functools.partial(reference.turn_back, rotate=rotate)
+"""See `rotationout.kernels.reference.turn_back`."""
 
 
 def _is_last(dense: Tensor, axis: int) -> bool:

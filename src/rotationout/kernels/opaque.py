@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch.library import custom_op
 
 from .. import pairing
+from . import reference
 from .memory import in_memory_order
 from .reference import follow_mean
 
-__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "sample"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "sample", "turn_back"]
 
 SORT_LIMIT = 4096
 """Permutations of more features than this are left to torch's sort."""
@@ -51,6 +53,10 @@ def rotate_centred(
     from . import triton
 
     return _as_promised(triton.rotate_centred(x, weight, tan, index, seed, dim, adjoint), x)
+
+
+turn_back = functools.partial(reference.turn_back, rotate=rotate)
+"""See `rotationout.kernels.reference.turn_back`: the compiler fuses all but the rotation."""
 
 
 @custom_op("rotationout::feature_sum", mutates_args=(), device_types="cuda")

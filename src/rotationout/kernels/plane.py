@@ -13,7 +13,6 @@ K is held constant in all derivatives, as the operator holds tan θ · A.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -90,17 +89,5 @@ class _InPlane(Function):
         # What is differentiated again must be torch's own steps: the result is linear in the gradient.
         plain = in_plain_torch(tan, ctx.backend, grad) or is_tracked(grad)
         kernels = reference if plain else implementation(z, ctx.backend)
-        turned = _turn_back(grad, z.detach(), tan, index, seed, ctx.dim, kernels.rotate)
+        turned = kernels.turn_back(grad, z.detach(), tan, index, seed, ctx.dim)
         return turned, None, None, None, None, None
-
-
-def _turn_back(
-    grad: Tensor, z: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, rotate: Callable[..., Tensor]
-) -> Tensor:
-    """The gradient g − Kg = g + (w·g z − z·g w) / |z|² with w = z + Δ, which is turned anew."""
-    wide = torch.promote_types(z.dtype, torch.float32)
-    z, g = z.to(wide), grad.to(wide)
-    w = rotate(z, None, tan, index, seed, dim, False)
-    wg, zg, zz = (torch.linalg.vecdot(a, b, dim=dim).unsqueeze(dim) for a, b in ((w, g), (z, g), (z, z)))
-    square = zz.clamp_min(torch.finfo(wide).tiny)
-    return torch.addcmul(g, z, wg / square).addcmul(w, -zg / square).to(grad.dtype)

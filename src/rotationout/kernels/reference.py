@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import pairing
 
-__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "turn_back"]
 
 
 def rotate(
@@ -53,6 +53,28 @@ def rotate_centred(
     kicked = (feature_sum(x, None, dim) - feature_sum(turned, None, dim)) / rows
     back = kicked if weight is None else kicked * weight.unsqueeze(-1)
     return (turned.movedim(dim, -1) + back).to(x.dtype).movedim(-1, dim)
+
+
+def turn_back(
+    grad: Tensor,
+    z: Tensor,
+    tan: Tensor,
+    index: Tensor,
+    seed: Tensor | None,
+    dim: int,
+    *,
+    rotate: Callable[..., Tensor] = rotate,
+) -> Tensor:
+    """The gradient g − Kg = g + (w·g z − z·g w) / |z|², where w is z, turned: see `rotationout.kernels.plane`.
+
+    ``rotate`` is the implementation to build on.
+    """
+    wide = torch.promote_types(z.dtype, torch.float32)
+    z, g = z.to(wide), grad.to(wide)
+    w = rotate(z, None, tan, index, seed, dim, False)
+    wg, zg, zz = (torch.linalg.vecdot(a, b, dim=dim).unsqueeze(dim) for a, b in ((w, g), (z, g), (z, z)))
+    square = zz.clamp_min(torch.finfo(wide).tiny)
+    return torch.addcmul(g, z, wg / square).addcmul(w, -zg / square).to(grad.dtype)
 
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:

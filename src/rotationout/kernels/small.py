@@ -17,7 +17,7 @@ from . import reference
 from .cpu import WIDTHS, signs_of_bytes
 from .reference import feature_sum, follow_mean, mean_parts
 
-__all__ = ["MOST", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
+__all__ = ["MOST", "feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred", "turn_back"]
 
 MOST = 2**16
 """The most elements; with more `rotationout.kernels.cpu` is faster."""
@@ -47,6 +47,8 @@ def rotate(
 
 rotate_centred = functools.partial(reference.rotate_centred, rotate=rotate)
 """See `rotationout.kernels.reference.rotate_centred`."""
+turn_back = functools.partial(reference.turn_back, rotate=rotate)
+"""See `rotationout.kernels.reference.turn_back`."""
 
 
 def _fetch(x: Tensor, partner: Tensor, dim: int) -> Tensor:

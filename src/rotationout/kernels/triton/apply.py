@@ -14,14 +14,14 @@ from . import choose, sizes
 from .launch import Program
 from .layout import Arranged, arrange
 
-__all__ = ["feature_sum", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "fits", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
 
 
 def rotate(
     x: Tensor, mean: Tensor | None, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, adjoint: bool
 ) -> Tensor:
     """See `rotationout.kernels.reference.rotate`."""
-    if (mean is not None and mean.numel() != x.size(dim)) or not _fits(x, dim):
+    if (mean is not None and mean.numel() != x.size(dim)) or not fits(x, dim):
         return reference.rotate(x, mean, tan, index, seed, dim, adjoint)
     with torch.cuda.device_of(x):  # Triton launches on the current device
         draw = arrange(x, tan, index, seed, dim, None)
@@ -38,7 +38,7 @@ def rotate_centred(
     twice, either way: for a sum over its rows, and to be turned; the adjoint sums K x and adds the mean back to every
     row.
     """
-    if not _fits(x, dim):
+    if not fits(x, dim):
         return reference.rotate_centred(x, weight, tan, index, seed, dim, adjoint)
     with torch.cuda.device_of(x):
         draw = arrange(x, tan, index, seed, dim, weight)
@@ -52,7 +52,7 @@ def rotate_centred(
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
     """See `rotationout.kernels.reference.feature_sum`."""
-    if not _fits(x, dim):
+    if not fits(x, dim):
         return reference.feature_sum(x, weight, dim)
     with torch.cuda.device_of(x):
         parts = _sums(arrange(x, None, None, None, dim, weight), turned=False, mean=False)
@@ -61,7 +61,7 @@ def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
 
 def mean_parts(x: Tensor, dim: int) -> Tensor:
     """See `rotationout.kernels.reference.mean_parts`: as many parts as programs have made."""
-    if not _fits(x, dim):
+    if not fits(x, dim):
         return reference.mean_parts(x, dim)
     with torch.cuda.device_of(x):
         return _sums(arrange(x, None, None, None, dim, None), turned=False, mean=True, whole=not sizes.FOLLOW)
@@ -89,7 +89,7 @@ def follow_mean(running: Tensor, parts: Tensor, momentum: float | Tensor) -> Non
     torch.autograd.graph.increment_version(running)  # autograd is to know that it was written to
 
 
-def _fits(x: Tensor, dim: int) -> bool:
+def fits(x: Tensor, dim: int) -> bool:
     """Whether the programs take x: it is not empty, fp32 is wide enough, and 32 bits count its rows in whole tiles."""
     return x.numel() > 0 and x.dtype != torch.float64 and x.numel() // x.size(dim) < 2**31 - 2**16
 

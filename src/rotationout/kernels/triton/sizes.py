@@ -79,5 +79,9 @@ adds up all the parts. Tiles are large where 16 elements lie together, since few
 FEW, FEW_REGISTERS = 2**20, (168, 255)
 """For up to so many elements all programs run at once, however many registers they have: enough to hold all that they
 load, and more to turn rows. By default the compiler takes fewer registers, and waits for a few numbers at a time."""
+PLANE_TILE, PLANE_WARPS, PLANE_POSITIONS = 2048, 4, 64
+"""Elements of a tile of gradients, and warps; and the positions side by side in it, on maps."""
+PLANE_FEATURES = 8192
+"""The most features that such a tile holds whole, with more warps; rows of more are read twice."""
 FOLLOW = True
 """Whether the program that adds up the parts of a batch mean also updates the running mean."""

@@ -1,0 +1,79 @@
+"""The GPU program for gradients in a plane, against the reference: on a GPU, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.interpreted import DEVICE, MARKS, crossed
+from tests.interpreted import _interpreter as _interpreter  # fixtures
+from tests.interpreted import _poisoned as _poisoned
+from tests.triton_cases import DTYPES, LAYOUTS, new_draw, new_features
+from torch import Tensor
+
+from rotationout.kernels import reference
+from rotationout.kernels.triton import sizes, turn_back
+
+pytestmark = MARKS
+
+
+def assert_turned_back(g: Tensor, z: Tensor, draw: tuple[Tensor, Tensor, Tensor | None], dim: int) -> None:
+    """The error beside the largest value is within that of rounding what was turned, and the result."""
+    found = turn_back(g, z, *draw, dim)
+    exact = reference.turn_back(g.double(), z.double(), *draw, dim)
+    assert found.dtype == g.dtype
+    assert found.shape == z.shape
+    allowed = 4 * torch.finfo(z.dtype).eps if z.dtype != torch.float32 else 4e-6
+    assert (found.double() - exact).abs().max() <= allowed * exact.abs().max()
+    assert (found - g).norm() > 0.1 * g.norm()
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize(("layout", "dtype", "kind"), crossed(LAYOUTS, DTYPES, ("table", "structured")))
+def test_it_equals_the_reference(layout: str, dtype: torch.dtype, kind: str) -> None:
+    z, dim = new_features(layout, dtype)
+    assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, dim, kind, "row", "row"), dim)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((3, 70), 1), ((5, 8), 1), ((2, 3, 40, 5), 1), ((2, 70, 3), 1), ((2, 3, 9, 11), 1)]
+)
+def test_vectors_that_no_tile_holds_are_read_twice(
+    shape: tuple[int, ...], dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rotationout.kernels.triton import plane
+
+    monkeypatch.setattr(sizes, "PLANE_FEATURES", 16)
+    monkeypatch.setattr(sizes, "PLANE_TILE", 64)
+    monkeypatch.setattr(sizes, "PLANE_POSITIONS", 8)
+    plane._program.cache_clear()
+    z = torch.randn(shape, device=DEVICE)
+    assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, dim, "table", "row", "row"), dim)
+    made = plane._program(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]), z.dtype, z.dtype, z.device)
+    assert made.constants["WHOLE"] == (shape[dim] < 16)
+    plane._program.cache_clear()
+
+
+def test_gradients_in_another_memory_format() -> None:
+    z = torch.randn(2, 6, 4, 3, device=DEVICE).to(memory_format=torch.channels_last)
+    draw = new_draw(z, 1, "table", "row", "row")
+    for g in (torch.randn(2, 6, 4, 3, device=DEVICE), torch.randn(6, 1, 1, device=DEVICE).expand(2, 6, 4, 3)):
+        assert_turned_back(g, z, draw, 1)
+        assert turn_back(g, z, *draw, 1).stride() == z.stride()
+
+
+def test_a_vector_of_zeros_leaves_its_gradient_alone() -> None:
+    z, g = torch.randn(3, 16, device=DEVICE), torch.randn(3, 16, device=DEVICE)
+    z[1] = 0
+    found = turn_back(g, z, *new_draw(z, 1, "structured", "row", "row"), 1)
+    assert torch.equal(found[1], g[1])
+    assert not torch.allclose(found, g, atol=0.1)
+
+
+def test_what_the_program_does_not_take_is_the_references() -> None:
+    z, g = torch.randn(2, 3, 8, device=DEVICE, dtype=torch.float64), torch.randn(3, 8, device=DEVICE).double()
+    draw = new_draw(z[0], 1, "table", "row", "row")
+    assert torch.equal(turn_back(g, z[0], *draw, 1), reference.turn_back(g, z[0], *draw, 1))
+    assert turn_back(g[:0], z[0, :0], *new_draw(z[0, :0], 1, "table", "batch", "batch"), 1).shape == (0, 8)
