@@ -69,17 +69,31 @@ def test_rotations_of_pairs_have_few_directions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_isotropic_noise_leaves_vectors_of_zeros_alone(dtype: torch.dtype) -> None:
-    """As a ReLU gives them, and vectors whose squares are too small for a number."""
+    """As a ReLU gives them; what is left of a vector whose squares are too small for a number has noise."""
     x = torch.zeros(3, 4, dtype=dtype)
     x[1], x[2, 0] = 1.0, 1e-30
     x.requires_grad_()
     y = isotropic_noise(x, 0.3)
     assert torch.equal(y[0], x[0])
-    assert (y[1] != x[1]).any()
+    assert (y[1:] != x[1:]).any(1).all()
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert torch.isfinite(y).all()
     assert torch.isfinite(gradient).all()
     assert torch.equal(gradient[0], torch.ones(4, dtype=dtype))
+
+
+@pytest.mark.parametrize("size", [2.0**-110, 2.0**-60, 2.0**-50, 2.0**60, 2.0**110])
+def test_isotropic_noise_and_its_gradient_do_not_depend_on_the_unit(size: float) -> None:
+    """The squares of such features are no numbers of fp32, or their cubes are not."""
+    x = torch.randn(16, 8)
+    found = []
+    for unit in (1.0, size):
+        torch.manual_seed(0)
+        scaled = (x * unit).requires_grad_()
+        y = isotropic_noise(scaled, 0.5)
+        found.append((y / unit, *torch.autograd.grad(y.sum(), scaled)))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_dropped_elements_are_the_mean_and_others_are_stretched_from_it() -> None:

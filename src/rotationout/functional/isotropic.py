@@ -77,11 +77,13 @@ def turn_anywhere(
         source = random_source(generator, x.device)
         drawn = torch.randn_like(z, dtype=torch.float32, **source)
         tan = sigma * torch.randn_like(z.narrow(axis, 0, 1), dtype=torch.float32, **source)
-        least = torch.finfo(z.dtype).tiny
-        square = z.square().sum(axis, keepdim=True)
-        some = square.clamp_min(least)
-        across = drawn - z * ((drawn * z).sum(axis, keepdim=True) / some)
-        length = torch.where(square > least, some.sqrt(), 0.0)  # a vector of zeros stays, with a finite gradient
+        largest = z.detach().abs().amax(axis, keepdim=True)
+        scale = torch.where(largest > 0, largest, 1.0)
+        scaled = z / scale  # whose squares neither overflow nor vanish
+        square = scaled.square().sum(axis, keepdim=True)
+        some = torch.where(square > 0, square, 1.0)  # a vector of zeros stays, with a finite gradient
+        across = drawn - scaled * ((drawn * scaled).sum(axis, keepdim=True) / some)
+        length = torch.where(square > 0, some.sqrt(), 0.0) * scale
         added: Tensor = tan * length / torch.linalg.vector_norm(across, dim=axis, keepdim=True) * across
         return x + added
 
