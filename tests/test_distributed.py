@@ -63,11 +63,13 @@ def drop(rank: int, folder: str) -> None:
 def _drop(rank: int, folder: str) -> None:
     x = batch()[0][:2] if rank == 0 else batch()[0][2:]
     torch.save(ro.nn.CentredDropout(0.5, sync=True)(x), f"{folder}/dropped_{rank}.pt")
+    turned = ro.RotationOut(0.5, center="batch", sync=True, gradient="plane")(x)
+    torch.save(turned, f"{folder}/turned_{rank}.pt")
     x = batch()[0][: 6 if rank == 0 else 0]  # a process without examples must not leave the other one waiting
     torch.save(ro.nn.CentredDropout(0.5, sync=True)(x), f"{folder}/uneven_{rank}.pt")
 
 
-def test_synchronised_dropout_is_about_the_mean_of_all_processes(tmp_path: Path) -> None:
+def test_synchronised_noise_is_about_the_mean_of_all_processes(tmp_path: Path) -> None:
     mp.spawn(drop, args=(str(tmp_path),), nprocs=2)
     x = batch()[0]
     mean = x.mean(0)
@@ -76,6 +78,9 @@ def test_synchronised_dropout_is_about_the_mean_of_all_processes(tmp_path: Path)
         dropped = (y - mean).abs() < 1e-6
         assert 0 < dropped.sum() < x.numel()
         torch.testing.assert_close(y, torch.where(dropped, mean, 2 * x - mean))
+    added = torch.cat([torch.load(tmp_path / f"turned_{rank}.pt", weights_only=True) for rank in (0, 1)]) - x
+    assert ((added * (x - mean)).sum(1).abs() < 1e-5).all(), "what a rotation adds is perpendicular to x − m"
+    assert (added.norm(dim=1) > 1e-3).all()
 
 
 def train(rank: int, folder: str) -> None:

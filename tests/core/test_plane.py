@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 import rotationout as ro
 from rotationout.functional.rotation import turn_about
@@ -37,7 +38,7 @@ def both(kind: str, *inputs: Any, **choices: Any) -> tuple[Any, Any]:
 def turned_back(g: Tensor, z: Tensor, added: Tensor, axis: int) -> Tensor:
     """Mᵀg with M = I + (Δzᵀ − zΔᵀ) / |z|², by matrices."""
     rows, g, added = (t.movedim(axis, -1).unsqueeze(-1) for t in (z, g, added))
-    square = (rows.mT @ rows).clamp_min(1e-300)  # a vector of zeros stays
+    square = (rows.mT @ rows).clamp_min(torch.finfo(z.dtype).tiny)  # a vector of zeros stays
     skew = (added @ rows.mT - rows @ added.mT) / square
     return (g + skew.mT @ g).squeeze(-1).movedim(-1, axis)
 
@@ -144,15 +145,15 @@ def test_rows_that_turn_together_would_have_another_mean_and_are_refused() -> No
     assert torch.allclose(coupled("plane", opposite), coupled("operator", opposite), atol=1e-12)
     together = [(0.4, 0.3)]
     assert not torch.allclose(coupled("plane", together), coupled("operator", together), rtol=0.02)
-    told = "set pairing_per='row', or angle_per='row' and side='symmetric'; here they are pairing_per='example', "
+    told = "Set side='symmetric', for an angle of either sign at every position, or pairing_per='row', .* "
     for make in (ro.RotationOut2d, ro.RotationOutSequence):
-        with pytest.raises(ValueError, match=told + "angle_per='row' and side='one'"):
+        with pytest.raises(ValueError, match=told + "pairing_per='example', angle_per='row' and side='one'"):
             make(gradient="plane")
     x, shared = torch.randn(4, 8), ro.Draw(pairing_per="batch", angle_per="example")
-    with pytest.raises(ValueError, match="pairing_per='batch', angle_per='example' and side='symmetric'"):
+    with pytest.raises(ValueError, match=r"Set angle_per='row' and side='symmetric', .*'batch', angle_per='example'"):
         ro.functional.rotation_out(x, 0.2, draw=shared, gradient="plane")
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout2d(0.2))
-    with pytest.raises(ValueError, match="gradient='plane' needs rows that turn independently"):
+    with pytest.raises(ValueError, match="gradient='plane' would have a wrong mean where vectors turn the same way"):
         ro.swap(network, gradient="plane")
     ro.swap(network, gradient="plane", pairing_per="row")
     assert isinstance(network[2], ro.RotationOut2d)
@@ -182,11 +183,25 @@ def test_the_rotation_is_held_constant_in_all_derivatives() -> None:
     assert torch.allclose(hessian, matrix.T @ (6 * turned(x).flatten()).diag() @ matrix, atol=1e-9)
 
 
-def test_packed_sequences_blocks_and_running_means() -> None:
-    packed = pack_sequence([torch.randn(3, 8), torch.randn(2, 8)])
-    plane, operator = both("sequences", packed)
-    assert torch.allclose(plane.data, operator.data, atol=1e-5)
-    assert not torch.equal(plane.data, packed.data)
+@each_center
+def test_packed_sequences_have_the_gradient_of_padded_ones(center: str | None) -> None:
+    padded, g = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    padded[2, 1], g[2, 1] = 0, 0
+    real = padded.clone().requires_grad_()
+    layer = ro.RotationOutSequence(0.5, gradient="plane", side="symmetric", center=center)
+    torch.manual_seed(0)
+    y, _ = pad_packed_sequence(layer(pack_padded_sequence(real, [3, 2])))
+    (slope,) = torch.autograd.grad(y, real, g)
+    mask = torch.tensor([[True, True], [True, True], [True, False]])
+    torch.manual_seed(0)
+    again = layer(real, mask)
+    assert torch.allclose(y, again, atol=1e-5)
+    assert torch.allclose(slope, torch.autograd.grad(again, real, g)[0], atol=1e-5)
+    if center is None:
+        assert torch.allclose(slope, turned_back(g, real.detach(), (y - real).detach(), -1), atol=1e-5)
+
+
+def test_blocks_and_running_means() -> None:
     maps = torch.randn(4, 8, 5, 5)
     plane, operator = both("maps", maps, block_size=3, coverage=0.5, center="running", num_features=8)
     assert torch.allclose(plane, operator, atol=1e-5)
@@ -202,6 +217,19 @@ def test_padding_is_left_alone() -> None:
     assert torch.allclose(plane[mask], operator[mask], atol=1e-5)
     (slope,) = torch.autograd.grad(plane[mask].sum(), x)
     assert not slope.isnan().any()
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_half_precision_rounds_only_the_result(rows: int) -> None:
+    x = torch.randn(rows, 64).to(torch.bfloat16).requires_grad_()
+    g = torch.randn(rows, 64).to(torch.bfloat16)
+    torch.manual_seed(0)
+    (slope,) = torch.autograd.grad(ro.RotationOut(0.5, gradient="plane")(x), x, g)
+    torch.manual_seed(0)
+    exact = x.detach().double().requires_grad_()
+    wide = ro.RotationOut(0.5, gradient="plane", backend="reference")(exact)
+    (expected,) = torch.autograd.grad(wide, exact, g.double())
+    assert ((slope.double() - expected).abs() <= 2**-8 * expected.abs() + 1e-4).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -231,13 +259,67 @@ def test_vmap_of_gradients() -> None:
         assert not torch.allclose(found, g, atol=0.1)
 
 
-@pytest.mark.parametrize("rows", [8, 8192])
-def test_compiled_layers(rows: int) -> None:
-    x, g = torch.randn(rows, 16, requires_grad=True), torch.randn(rows, 16)
-    layer = ro.RotationOut(0.5, gradient="plane")
-    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+def assert_in_plane(call: Callable[[Tensor], Tensor], x: Tensor, tolerance: float = 1e-4) -> None:
+    x, g = x.clone().requires_grad_(), torch.randn(x.shape)
+    y = call(x)
     (slope,) = torch.autograd.grad(y, x, g)
-    assert torch.allclose(slope, turned_back(g, x.detach(), (y - x).detach(), -1), atol=1e-4)
+    with torch.autocast("cpu", enabled=False):
+        expected = turned_back(g, x.detach(), (y - x).detach().float(), -1)
+    assert (slope - expected).abs().max() < tolerance
+    assert (expected - g).abs().max() > 0.1
+
+
+def test_compiled_exported_and_checkpointed_layers() -> None:
+    layer, x = ro.RotationOut(0.5, gradient="plane"), torch.randn(64, 16)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_in_plane(compiled, x)
+    assert_in_plane(lambda x: checkpoint(compiled, x, use_reentrant=False), x)
+    assert_in_plane(lambda x: checkpoint(layer, x, use_reentrant=False), torch.randn(8192, 16))
+    for strict in (True, False):
+        assert_in_plane(torch.export.export(layer.train(), (x,), strict=strict).module(), x)
+
+
+@each_center
+def test_transforms_of_torch_func_within_the_compiler(center: str | None) -> None:
+    layer = ro.RotationOut(0.5, gradient="plane", center=center)
+    x, g = torch.randn(5, 8), torch.randn(5, 8)
+    calls = {
+        "grad": torch.func.grad(lambda x: (layer(x) * g).sum()),
+        "jvp": lambda x: torch.func.jvp(layer, (x,), (g,))[1],
+        "vmap": torch.func.vmap(torch.func.grad(lambda x: (layer(x[None]) * g[0]).sum()), randomness="same"),
+    }
+    if center is not None:
+        del calls["vmap"]  # the batch mean of one vector
+    for name, call in calls.items():
+        torch.manual_seed(0)
+        eager = call(x)
+        torch.manual_seed(0)
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(x)
+        assert torch.allclose(compiled, eager, atol=1e-5), name
+        assert not torch.allclose(eager, g, atol=0.1), name
+
+
+@pytest.mark.parametrize("rows", [8, 8192])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_does_not_round_what_is_in_fp32(rows: int, compiled: bool) -> None:
+    """In fp16 the squares of such features would overflow, and nothing be left of the plane."""
+    layer: nn.Module = ro.RotationOut(0.5, gradient="plane")
+    layer = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert_in_plane(layer, 100 * torch.randn(rows, 16), 1e-3)
+
+
+@pytest.mark.parametrize("rows", [8, 8192])
+def test_layers_that_change_the_output_in_place_and_penalties_of_gradients(rows: int) -> None:
+    x, g = torch.randn(rows, 16, requires_grad=True), torch.randn(rows, 16)
+    y = ro.RotationOut(0.5, gradient="plane")(x)
+    moved = (y - x).detach()
+    (slope,) = torch.autograd.grad(torch.relu_(y), x, g, create_graph=True)
+    expected = turned_back(g * (x + moved > 0), x.detach(), moved, -1)
+    assert torch.allclose(slope, expected, atol=1e-4)
+    if slope.requires_grad:  # K is held constant
+        (second,) = torch.autograd.grad(slope.square().sum(), x, allow_unused=True)
+        assert second is None or not second.any()
 
 
 @pytest.mark.parametrize("rows", [8, 8192])

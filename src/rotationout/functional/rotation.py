@@ -97,8 +97,8 @@ def rotation_out(
         keep_zeros: leave features at zero that are zero, such as those that a ReLU has switched off; the others turn as
             without it.
         gradient: ``"operator"``, which turns all pairs of a gradient back; or ``"plane"``, which turns it back in the
-            plane of x and x̃ only: a gradient of the same mean, to second order in tan θ, with less noise. It needs rows
-            that turn independently of each other: a pairing per row, or a symmetric angle per row.
+            plane of x and x̃ only: a gradient of the same mean, to second order in tan θ, with less noise. It needs a
+            pairing per row, or a symmetric angle per row.
         sync: take the batch mean over all data-parallel processes.
         generator: where the random numbers come from; torch's default generator if not given.
         backend: the name of the implementation to use; the fastest that can run if not given.
@@ -221,12 +221,14 @@ def turn_about(
 def check_gradient(gradient: str, draw: Draw) -> str:
     """``gradient``, or an error if it is no choice, or none for rotations that are drawn so."""
     strength.check_choice("gradient", gradient, GRADIENTS)
-    independent = draw.pairing_per == "row" or (draw.angle_per == "row" and draw.side == "symmetric")
-    if gradient == "plane" and not independent:
+    uncorrelated = draw.pairing_per == "row" or (draw.angle_per == "row" and draw.side == "symmetric")
+    if gradient == "plane" and not uncorrelated:
+        one = "side='symmetric'" if draw.angle_per == "row" else "angle_per='row' and side='symmetric'"
         raise ValueError(
-            "gradient='plane' needs rows that turn independently of each other, or its mean would be wrong: set "
-            "pairing_per='row', or angle_per='row' and side='symmetric'; here they are "
-            f"pairing_per={draw.pairing_per!r}, angle_per={draw.angle_per!r} and side={draw.side!r}"
+            "gradient='plane' would have a wrong mean where vectors turn the same way. Set "
+            f"{one}, for an angle of either sign at every position, or pairing_per='row', for a pairing at every "
+            f"position; here they are pairing_per={draw.pairing_per!r}, angle_per={draw.angle_per!r} and "
+            f"side={draw.side!r}"
         )
     return gradient
 

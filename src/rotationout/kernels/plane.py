@@ -1,14 +1,15 @@
-"""The operator with another gradient: that of a rotation in one plane.
+"""The operator with another gradient: that of a turn in one plane.
 
 The operator turns all pairs of features, z + Δ with Δ = tan θ · Az (label eq6), and its gradient turns all pairs back,
-g − tan θ · Ag: as much noise on the gradient as on the features. But of A only Az shows in the features. Of all
-rotations that take z to z + Δ, the one in the plane of z and Δ leaves all other directions alone. It is I + K with
-K = (Δzᵀ − zΔᵀ) / |z|², which is skew-symmetric, as Δ is perpendicular to z; so its gradient is g − Kg. If A had no
-preferred directions (a law that no change of basis alters), K would be the mean of tan θ · A given Δ. For pairs it is
-not, but the mean of the gradient is the same to second order in tan θ if rows turn independently of each other, and its
-noise is less. If they do not, as on maps that share a pairing and one-sided angles, the mean is another one.
+g − tan θ · Ag: as much noise on the gradient as on the features. But of A only Az shows in the features. Of all I + K
+that take z to z + Δ, with K skew-symmetric as tan θ · A is, the one with K = (Δzᵀ − zΔᵀ) / |z|² leaves all directions
+but those two alone. Its gradient is g − Kg. If A had no preferred directions (a law that no change of basis alters), K
+would be the mean of tan θ · A given Δ. For pairs it is not, but the mean of the gradient is the same to second order in
+tan θ, and its noise is less, if what rows are turned by is uncorrelated: with a pairing for every row, or a symmetric
+angle for every row. If it is not, as on maps that share a pairing and one-sided angles, the mean is another one.
 
-K is held constant in all derivatives, as the operator holds tan θ · A.
+K is held constant in all derivatives, as the operator holds tan θ · A. Of rows so short or so long that fp32 cannot
+hold |z|², shorter than 1e-19 or longer than 1e19, the gradient is left as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import opaque, reference, small
+from . import reference, small
 from .autograd import in_plain_torch, is_tracked, is_transformed, rotate
 from .dispatch import implementation
 
@@ -34,7 +35,7 @@ def rotate_in_plane(
     It keeps z for backward, as the ReLU before it does, and what was drawn.
     """
     draws = tan, index, seed, dim
-    if not in_plain_torch(tan, backend, z) and (torch.compiler.is_compiling() or not is_transformed()):
+    if not in_plain_torch(tan, backend, z) and not is_transformed():
         kernels = implementation(z, backend)
         if not is_tracked(z):
             return cast(Tensor, kernels.rotate(z, None, *draws, False))
@@ -70,17 +71,11 @@ def turn_in_plane(z: Tensor, added: Tensor, dim: int) -> Tensor:
 
 class _InPlane(Function):
     @staticmethod
-    def forward(z: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int, backend: str | None) -> Tensor:
-        kernels = implementation(z, backend)
-        output = kernels.rotate(z, None, tan, index, seed, dim, False)
-        if torch.compiler.is_compiling():
-            return cast(Tensor, output if kernels is opaque else output.clone())  # a compiler fuses the clone
-        return cast(Tensor, output.data)  # no view, see `rotationout.kernels.autograd`
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         z, tan, index, seed, ctx.dim, ctx.backend = inputs
         ctx.save_for_backward(z, tan, index, seed)
+        kernels = implementation(z, ctx.backend)
+        return cast(Tensor, kernels.rotate(z, None, tan, index, seed, ctx.dim, False).data)  # no view, see `autograd`
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -72,7 +72,7 @@ def turn_back(
     wide = torch.promote_types(z.dtype, torch.float32)
     z, g = z.to(wide), grad.to(wide)
     w = rotate(z, None, tan, index, seed, dim, False)
-    wg, zg, zz = (torch.linalg.vecdot(a, b, dim=dim).unsqueeze(dim) for a, b in ((w, g), (z, g), (z, z)))
+    wg, zg, zz = ((a * b).sum(dim, keepdim=True) for a, b in ((w, g), (z, g), (z, z)))  # autocast rounds products
     square = zz.clamp_min(torch.finfo(wide).tiny)
     return torch.addcmul(g, z, wg / square).addcmul(w, -zg / square).to(grad.dtype)
 

@@ -156,8 +156,8 @@ class RotationOut(_RotationOutNd):
             without it, so that the noise on all of them together is weaker than p says.
         gradient: ``"operator"``, which turns all pairs of a gradient back, as the operator's own does (label eq6); or
             ``"plane"``, beyond the paper, which turns it back in the plane of x and x̃ only: less noise in the gradient
-            of the same features. It keeps its input for backward, and needs rows that turn independently of each other,
-            as vectors do by default: a pairing per row, or a symmetric angle per row.
+            of the same features. For backward it keeps x, or x − m in fp32 at least. It needs a pairing per row, which
+            vectors have by default, or a symmetric angle per row.
         sync: take means over all data-parallel processes.
         backend: the name of the implementation to use; the fastest that can run if not given.
 
