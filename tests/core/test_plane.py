@@ -126,6 +126,23 @@ def test_the_mean_over_all_draws_is_that_of_the_operators_gradient_for_a_quadrat
     assert not torch.allclose(plane.mean(0), without, atol=1e-3), "noise has an effect on the mean"
 
 
+def test_the_plane_is_the_linear_regression_of_the_operator_on_what_it_adds() -> None:
+    """So of all matrices with its mean, to second order, it has the least variance. Dropout is its own regression."""
+    z = torch.randn(4, dtype=torch.float64)
+    turns = []
+    for order, angle in itertools.product(itertools.permutations(range(4)), (0.4, -0.4)):
+        rotation = ro.Rotation.from_permutation(list(order), torch.tensor(angle, dtype=z.dtype))
+        turns.append(rotation.matrix() - torch.eye(4, dtype=z.dtype))
+    operators = torch.stack(turns)
+    drops = torch.stack([torch.tensor(signs).double().diag() for signs in itertools.product((1.0, -1.0), repeat=4)])
+    for matrices, own in ((operators, False), (drops, True)):
+        added = matrices @ z
+        fitted = (added @ torch.linalg.pinv(added) @ matrices.flatten(1)).view_as(matrices)
+        planes = (added[:, :, None] * z - z[:, None] * added[:, None, :]) / (z @ z)
+        assert torch.allclose(fitted, matrices if own else planes, atol=1e-12)
+        assert torch.allclose(fitted, matrices, atol=1e-3) == own
+
+
 def coupled(gradient: str, angles: list[tuple[float, float]]) -> Tensor:
     """The mean gradient of a loss that couples two rows, over all pairings, which they share, and over angles."""
     generator = torch.Generator().manual_seed(0)

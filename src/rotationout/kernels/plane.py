@@ -3,10 +3,10 @@
 The operator turns all pairs of features, z + Δ with Δ = tan θ · Az (label eq6), and its gradient turns all pairs back,
 g − tan θ · Ag: as much noise on the gradient as on the features. But of A only Az shows in the features. Of all I + K
 that take z to z + Δ, with K skew-symmetric as tan θ · A is, the one with K = (Δzᵀ − zΔᵀ) / |z|² leaves all directions
-but those two alone. Its gradient is g − Kg. If A had no preferred directions (a law that no change of basis alters), K
-would be the mean of tan θ · A given Δ. For pairs it is not, but the mean of the gradient is the same to second order in
-tan θ, and its noise is less, if what rows are turned by is uncorrelated: with a pairing for every row, or a symmetric
-angle for every row. If it is not, as on maps that share a pairing and one-sided angles, the mean is another one.
+but those two alone. Its gradient is g − Kg. K is the linear regression of tan θ · A on Δ: the mean of the gradient is
+the same to second order in tan θ, and of all with that mean this one has the least noise. For that, what rows are
+turned by must be uncorrelated: with a pairing for every row, or a symmetric angle for every row. Where it is not, as on
+maps that share a pairing and one-sided angles, the mean is another one.
 
 K is held constant in all derivatives, as the operator holds tan θ · A. Of rows so short or so long that fp32 cannot
 hold |z|², shorter than 1e-19 or longer than 1e19, the gradient is left as it is.
