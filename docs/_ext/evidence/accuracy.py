@@ -15,6 +15,7 @@ from rotationout.experiments.forms import (
     NETWORKS,
     ORIGIN,
     ORIGIN_SYMMETRIC,
+    PLANE,
     WEAKER,
     FormsStudy,
 )
@@ -93,8 +94,17 @@ def _forms() -> dict[str, str]:
         "forms_best_origin": (f"{ORIGIN}, p = {BEST_ABOUT_ORIGIN:g}", f"p = {BEST_ABOUT_ORIGIN:g}"),
         "forms_origin_pairings": (f"{ORIGIN}, a pairing per position", ORIGIN),
         "forms_pairings": ("a pairing per position", DEFAULT),
+        "forms_plane_maps": (f"symmetric angles, {PLANE}", "symmetric angles"),
     }
     found = {name: signed(*study.paired_difference("maps", *pair), scale=100) for name, pair in gaps.items()}
+    vectors = {
+        "forms_plane_vectors": (PLANE, DEFAULT),
+        "forms_plane_dropout": (PLANE, "Dropout"),
+        "forms_plane_isotropic": (PLANE, ISOTROPIC),
+        "forms_isotropic_dropout": (ISOTROPIC, "Dropout"),
+        "forms_dropout_centre_vectors": (CENTRED, "Dropout"),
+    }
+    found |= {name: signed(*study.paired_difference("vectors", *pair), scale=100) for name, pair in vectors.items()}
     for network in NETWORKS:
         pairs = {
             "zeros": (zeros, DEFAULT),
@@ -108,8 +118,6 @@ def _forms() -> dict[str, str]:
         found[f"forms_unclear_{network}"] = f"{100 * forms.CLEAR * max(errors):.2f}"
     return {
         **found,
-        "forms_isotropic_dropout": signed(*study.paired_difference("vectors", ISOTROPIC, "Dropout"), scale=100),
-        "forms_dropout_centre_vectors": signed(*study.paired_difference("vectors", CENTRED, "Dropout"), scale=100),
         "forms_centre_table": _centres(study),
         "forms_seeds": str(study.settings["seeds"]),
         "forms_p": f"{study.settings['p']:g}",

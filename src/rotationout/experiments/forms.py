@@ -32,7 +32,7 @@ from . import digits
 from .jobs import in_order
 from .records import paired_difference, readable, surroundings
 
-__all__ = ["DEFAULT", "FORMS", "NETWORKS", "Form", "FormsStudy", "build", "run", "train"]
+__all__ = ["DEFAULT", "FORMS", "NETWORKS", "PLANE", "Form", "FormsStudy", "build", "run", "train"]
 
 P = 0.5
 WEAKER = digits.WEAKER[::-1]
@@ -52,6 +52,8 @@ the origin: symmetric ones do. Or it may be that noise about the mean is weaker:
 too. And each position may have a pairing of its own, so that no two turn alike."""
 ISOTROPIC = "isotropic noise"
 """`IsotropicNoise`: beside RotationOut with a pairing for every row, it tells what pairing features does."""
+PLANE = "gradient in the plane"
+"""Less noise in the gradient of the same features; on maps it needs symmetric angles."""
 CENTRED = "Dropout about the batch mean"
 """Beside "about the origin" or "about the batch mean", this tells what centring does from what rotating does."""
 
@@ -74,6 +76,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "the authors' preset": {"preset": "authors"},
         BEFORE: {},
         "zeros stay zero": {"keep_zeros": True},
+        PLANE: {"gradient": "plane"},
+        f"zeros stay zero, {PLANE}": {"keep_zeros": True, "gradient": "plane"},
     },
     "maps": {
         DEFAULT: {},
@@ -92,6 +96,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "inside blocks of 3": {"block_size": 3},
         BEFORE: {},
         "zeros stay zero": {"keep_zeros": True},
+        f"symmetric angles, {PLANE}": {"side": "symmetric", "gradient": "plane"},
         **{f"p = {p:g}": {"p": p} for p in WEAKER},
     },
 }
