@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..recipes import SUBJECTS, name_of
@@ -13,7 +13,7 @@ from . import verdicts
 from .cells import STAR, UNCORRECTED, Lead, averaged, by_row, marked, mean_lead, significance, strengths
 from .page import Section, Table
 
-__all__ = ["PAPER", "RIVALS", "drawn", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
+__all__ = ["PAPER", "RIVALS", "drawn", "lead_over", "prose", "rivals_lead", "row_of", "section", "table", "verdict"]
 
 PAPER: dict[str, dict[str, tuple[str, str]]] = {
     "resnet110": {
@@ -144,14 +144,17 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
 
 
 def rivals_lead(records: Sequence[dict[str, Any]], keep: Sequence[float] = KEEP) -> tuple[Lead, list[int]]:
-    """`mean_lead` of RotationOut over Dropout at these keep rates, and the runs at each; none unless there are two.
+    """`lead_over` of RotationOut as the library has it over Dropout, at these keep rates."""
+    return lead_over(records, {f"rotation default sigma {SIGMA[rate]}": f"dropout keep {rate}" for rate in keep})
 
-    Keep rates with a single run are left out if two others have more: they would leave the lead without a p-value.
+
+def lead_over(records: Sequence[dict[str, Any]], rivals: Mapping[str, str]) -> tuple[Lead, list[int]]:
+    """`mean_lead` of rows over their rivals, and the runs of each pair; none unless there are two pairs.
+
+    Pairs with a single run are left out if two others have more: they would leave the lead without a p-value.
     """
     rows = by_row(records) if records else {}
-    asked = {f"rotation default sigma {SIGMA[rate]}" for rate in keep}
-    rivals = {ours: theirs for ours, theirs in RIVALS.items() if ours in asked & rows.keys() and theirs in rows}
-    pairs = [(rows[ours], rows[theirs]) for ours, theirs in rivals.items()]
+    pairs = [(rows[ours], rows[theirs]) for ours, theirs in rivals.items() if ours in rows and theirs in rows]
     several = [pair for pair in pairs if min(map(len, pair)) > 1]
     pairs = several if len(several) > 1 else pairs
     if len(pairs) < 2:
