@@ -61,6 +61,8 @@ def noises(shape: tuple[int, ...]) -> dict[str, Noise]:
         found["structured per example"] = layer(P, center=None, pairing="structured")
         found["block 7"] = ro.RotationOut2d(P, block_size=7)
         found["batch mean, P per batch"] = layer(P, pairing_per="batch")
+    else:
+        found["gradient in the plane"] = layer(P, gradient="plane")
     return {name: noise.cuda() if isinstance(noise, nn.Module) else noise for name, noise in found.items()}
 
 

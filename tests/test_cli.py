@@ -176,6 +176,8 @@ def test_noises_that_are_timed_are_what_their_names_say() -> None:
         found = bench.noises(shape, 0.2)
         forms = {name: noise for name, noise in found.items() if name.startswith("RotationOut")}
         assert {type(noise) for noise in forms.values()} == {layer}
+        plane = forms.pop("RotationOut, gradient in the plane", None)
+        assert repr(plane) == (repr(layer(0.2, gradient="plane")) if layer is nn.RotationOut else "None")
         assert [noise.center for noise in forms.values()] == [None, None, "batch"]
         draws = [(noise.draw.pairing, noise.draw.pairing_per) for noise in forms.values()]
         usual = (layer(0.2).draw.pairing, layer(0.2).draw.pairing_per)

@@ -72,6 +72,8 @@ def noises(shape: tuple[int, ...], p: float) -> dict[str, Noise]:
     }
     if maps or math.prod(shape[:-1]) > 1:  # the mean of one vector is that vector
         found[f"RotationOut, batch-centred{DEFAULT if maps else ''}"] = layer(p, center="batch")
+    if not maps:  # where it is recommended
+        found["RotationOut, gradient in the plane"] = layer(p, gradient="plane")
     if shape[1] % 2 == 0:  # it pairs all of them
         found["authors' formula"] = authors_formula(p)
     if maps:

@@ -24,6 +24,7 @@ CPU_COLUMNS = (
     ("nn.Dropout", ["nn.Dropout"]),
     ("nn.Dropout2d", ["nn.Dropout2d"]),
     ("un-centred", ["RotationOut, un-centred", f"RotationOut, un-centred{DEFAULT}"]),
+    ("un-centred, gradient in the plane", ["RotationOut, gradient in the plane"]),
     ("un-centred, one P for the batch", ["RotationOut, P per batch"]),
     ("batch mean", ["RotationOut, batch-centred", f"RotationOut, batch-centred{DEFAULT}"]),
     ("authors' formula", ["authors' formula"]),
