@@ -21,7 +21,7 @@ pytest.importorskip("rich")
 from rotationout import cli
 from rotationout.cli import study as command
 from rotationout.experiments import digits, sizes
-from rotationout.experiments.forms import Form, FormsStudy
+from rotationout.experiments.forms import PLANE, Form, FormsStudy
 from rotationout.experiments.jobs import in_order
 from rotationout.report import sizes as report
 from rotationout.report.cells import is_clear
@@ -115,6 +115,14 @@ def test_what_pages_say_is_so_in_the_record() -> None:
     assert sum(mean for mean, _ in zeros) > 0.5 * sum(mean for mean, _ in behind), "more than half of that is gone"
     assert statistics.median(mean for mean, _ in zeros) > 0.6 * statistics.median(mean for mean, _ in behind)
     assert {is_clear(*pair) and pair[0] > 0 for pair in helps} == {True, False}, "whether noise helps or not"
+    better, plane = (report.differences(study, (PLANE, other)) for other in ("RotationOut", "Dropout"))
+    assert all(mean > 0 for mean, _ in better), "better in all sixteen rows"
+    rows = [(setting, p) for setting in sizes.SETTINGS for p in sizes.RATES]
+    found = {row: (gain, gained) for row, gain, gained in zip(rows, plane, helps, strict=True) if is_clear(*gain)}
+    ahead = {row: gained for row, (gain, gained) in found.items() if gain[0] > 0}
+    assert (len(ahead), len(found)) == (3, 5), "ahead in three, behind in two"
+    assert not any(is_clear(*gained) and gained[0] > 0 for gained in ahead.values()), "no noise that clearly helps"
+    assert {sizes.SETTINGS[setting][0] for setting, _ in found.keys() - ahead.keys()} == {1000}
     readme = (RECORD.parents[1] / "README.md").read_text(encoding="utf-8")
     assert "not ahead in any of sixteen rows" in " ".join(readme.split())
 

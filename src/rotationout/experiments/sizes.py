@@ -17,7 +17,7 @@ from torch import nn
 
 from ..nn import RotationOut
 from . import digits, forms
-from .forms import FormsStudy
+from .forms import PLANE, FormsStudy
 
 __all__ = ["NOISES", "SETTINGS", "run", "train"]
 
@@ -31,6 +31,7 @@ KINDS: dict[str, Callable[[float], nn.Module]] = {
     "Dropout": nn.Dropout,
     "RotationOut": RotationOut,
     "zeros stay zero": partial(RotationOut, keep_zeros=True),
+    PLANE: partial(RotationOut, gradient="plane"),
 }
 NOISES: dict[str, Callable[[], nn.Module]] = {
     "no noise": nn.Identity,

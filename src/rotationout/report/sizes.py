@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..experiments.forms import FormsStudy
+from ..experiments.forms import PLANE, FormsStudy
 from ..experiments.sizes import RATES, SETTINGS
 from .cells import CLEAR, is_clear, signed
 from .digits import percent
@@ -24,6 +24,7 @@ COLUMNS = {
     "Dropout − none": ("Dropout", "no noise"),
     "RotationOut − Dropout": ("RotationOut", "Dropout"),
     "keep_zeros − Dropout": ("zeros stay zero", "Dropout"),
+    "plane − Dropout": (PLANE, "Dropout"),
 }
 """What the table shows of each setting and strength: pairs of noises."""
 
