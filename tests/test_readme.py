@@ -78,6 +78,10 @@ def test_numbers_in_the_text_are_those_of_the_records() -> None:
         for form in ("un-centred", "batch-centred")
     )
     assert f"half a million elements and more, it takes {plain} of Dropout's time un-centred, {centred} about" in TEXT
+    name = "RotationOut, gradient in the plane"
+    plane = span([noises[name]["ms"] / noises["nn.Dropout"]["ms"] for noises in small if name in noises], 2)
+    assert f'about the batch mean, {plane} with `gradient="plane"`, untimed on GPUs' in TEXT
+    assert not any("gradient in the plane" in noises for noises in measured)
     shapes = {noises["nn.Dropout"]["tensor"] for noises in small}
     assert min(math.prod(map(int, re.findall(r"\d+", shape))) for shape in shapes) > 500_000
 

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from rotationout.experiments.results import read_records
-from rotationout.recipes.cifar100 import KEEP, SIGMA, mlp_rows
+from rotationout.recipes.cifar100 import FRESH_IMAGES, KEEP, SIGMA, fresh_mlp_rows, mlp_rows
 from rotationout.report.cells import by_row, p_value, spread
 from rotationout.report.gallery import trained
-from rotationout.report.table1 import rivals_lead
+from rotationout.report.table1 import lead_over, rivals_lead
 from rotationout.report.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +23,8 @@ MEANS = {row: statistics.fmean(points) for row, points in POINTS.items()}
 DROPOUT = [f"dropout keep {keep}" for keep in KEEP]
 DEFAULT = [f"rotation default sigma {sigma}" for sigma in SIGMA.values()]
 ZEROS = [f"rotation keep-zeros sigma {sigma}" for sigma in SIGMA.values()]
+ISOTROPIC = [f"isotropic sigma {sigma}" for sigma in SIGMA.values()]
+PLANE = [f"rotation plane sigma {sigma}" for sigma in SIGMA.values()]
 CENTRED, GAUSSIAN = "rotation centred sigma 0.500", "gaussian dropout keep 0.8"
 
 
@@ -31,10 +33,14 @@ def layers(row: str) -> list[tuple[float, ...]]:
     return list(zip(*(run["coadaptation"]["value"] for run in ROWS[row]), strict=True))
 
 
-def test_all_rows_have_as_many_runs_of_the_same_code() -> None:
+def test_all_rows_have_as_many_runs() -> None:
     assert ROWS.keys() == {row.row for row in mlp_rows()}
     assert {len(runs) for runs in ROWS.values()} == {4}, "reproducing.md: --seeds 0-3"
-    assert len({run["commit"] for run in RECORDS}) == 1
+    first, later = (
+        {run["commit"] for run in RECORDS if (run["row"] in ISOTROPIC + PLANE) is since} for since in (False, True)
+    )
+    assert len(first) == 1
+    assert not first & later, "reproducing.md: they came later"
     assert {run["epochs"] for run in RECORDS} == {65}
 
 
@@ -91,6 +97,64 @@ def test_rotations_leave_every_layer_less_coadapted() -> None:
         assert min(layers(row)[2]) > max(none[2])
 
 
+def test_with_less_noise_in_the_gradient_both_are_ahead_at_every_p() -> None:
+    for rows in (ISOTROPIC, PLANE):
+        for ours, *rivals in zip(rows, DROPOUT, DEFAULT, strict=True):
+            assert MEANS[ours] > max(MEANS[row] for row in rivals)
+            assert p_value(POINTS[ours], POINTS["none"]) < LEVEL, "ahead of no noise at every p"
+        for rivals in (DROPOUT, DEFAULT):
+            assert lead_over(RECORDS, dict(zip(rows, rivals, strict=True)))[0].low > 0
+    assert set(sorted(PLANE, key=lambda row: -MEANS[row])[:2]) == set(PLANE[1:3]), "the p that suits it is larger"
+    for row in (*ISOTROPIC, *PLANE):
+        pairs = zip(layers(row), layers("none"), strict=True)
+        assert all(max(ours) < min(theirs) for ours, theirs in pairs), "pairs have no part in it"
+
+
+FRESH = {images: by_row(read_records(ROOT / "results", f"cifar100_mlp_{images}")) for images in FRESH_IMAGES}
+
+
+def test_fresh_tables_have_as_many_runs() -> None:
+    for images, rows in FRESH.items():
+        assert rows.keys() == {row.row for row in fresh_mlp_rows(images)}
+        assert {len(runs) for runs in rows.values()} == {4}
+
+
+def beside(ours: list[float], none: list[float]) -> int:
+    """How a row is to no noise: 1 if significantly ahead, −1 if behind."""
+    if p_value(ours, none) >= LEVEL:
+        return 0
+    return 1 if statistics.fmean(ours) > statistics.fmean(none) else -1
+
+
+@pytest.mark.parametrize(
+    ("images", "ahead", "over_none"),
+    [
+        (5_000, False, [[1, 1], [1, 1], [1, 1]]),
+        (20_000, True, [[-1, -1], [0, -1], [0, 1]]),
+        (50_000, True, [[-1, -1], [-1, -1], [0, -1]]),
+    ],
+)
+def test_the_gradient_in_the_plane_on_tables_that_it_was_not_made_on(
+    images: int, ahead: bool, over_none: list[list[int]]
+) -> None:
+    """reproducing.md, choosing.md and README.md."""
+    records = [run for runs in FRESH[images].values() for run in runs]
+    points = {row: [run["last10_top1"] for run in runs] for row, runs in FRESH[images].items()}
+    default, dropout = (
+        lead_over(records, dict(zip(PLANE[:2], rivals[:2], strict=True)))[0] for rivals in (DEFAULT, DROPOUT)
+    )
+    assert default.low > 0
+    assert dropout.mean > 0
+    assert (dropout.low > 0) is ahead
+    kinds = (DROPOUT, DEFAULT, PLANE)
+    assert [[beside(points[row], points["none"]) for row in rows[:2]] for rows in kinds] == over_none
+    if images == max(FRESH):
+        for weaker in (0, 1):
+            means = [statistics.fmean(points[rows[weaker]]) for rows in kinds]
+            assert means[2] == max(means), "by the least"
+            assert max(means) < statistics.fmean(points["none"]), "below no noise"
+
+
 def test_the_figure_speaks_of_layers_and_that_of_table_1_of_blocks() -> None:
     drawings = {drawing.name: drawing for drawing in trained.figures(ROOT / "results")}
     for name, said, label in (
@@ -106,8 +170,11 @@ def test_the_readme_has_the_numbers_of_the_records() -> None:
     best = [max(rows, key=MEANS.__getitem__) for rows in (DROPOUT, DEFAULT)]
     assert best == [DROPOUT[1], DEFAULT[1]]
     assert (
-        "In hidden layers (at p = 0.1 and 0.2, the best for both) and in speech Dropout and RotationOut do "
+        "In hidden layers (at p = 0.1 and 0.2, the best for both) and in speech Dropout and the default do "
         "not differ significantly" in text
     )
     shown = " | ".join([spread(POINTS["none"]), *(f"{spread(POINTS[row])} (0.2)" for row in best)])
     assert f"(docs/reproducing.md#noise-on-vectors), accuracy, 4 runs each | {shown} | – |" in text
+    shown = " | ".join([spread(POINTS["none"]), *(f"{spread(POINTS[row])} (0.2)" for row in (best[0], PLANE[1]))])
+    assert f"(docs/reproducing.md#the-gradient-in-the-plane) | {shown} | – |" in text
+    assert max(p_value(POINTS[PLANE[1]], POINTS[row]) for row in ("none", best[0])) < LEVEL, "significantly ahead"

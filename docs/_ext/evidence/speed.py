@@ -52,16 +52,18 @@ def _layers() -> dict[str, str]:
         "gpu_dropout_kept": span(dropped, 0),
         "gpu_rows_of_map": f"{rows_of_map:.1f}",
         "small_table": _small(),
-        "cpu_dropout2d": span(_beside_dropout2d(), 1),
+        "cpu_dropout2d": span(_on_a_cpu(f"RotationOut, batch-centred{DEFAULT}", "nn.Dropout2d"), 1),
+        "cpu_plane": span(_on_a_cpu("RotationOut, gradient in the plane", f"RotationOut, un-centred{DEFAULT}"), 1),
         "small_kept": f"{_kept(RotationOut(0.2)) / _kept(nn.Dropout(0.2)):.0f}",
     }
 
 
-def _beside_dropout2d() -> list[float]:
-    """The time of RotationOut2d on a CPU relative to nn.Dropout2d's, for each of the maps."""
+def _on_a_cpu(noise: str, other: str) -> list[float]:
+    """The time of one noise on a CPU relative to another's, for each tensor that both were measured with."""
     times = {(row["tensor"], row["noise"]): row["ms"] for row in benchmark("ops_cpu")}
-    maps = [tensor for tensor, noise in times if noise == "nn.Dropout2d"]
-    return [times[tensor, f"RotationOut, batch-centred{DEFAULT}"] / times[tensor, "nn.Dropout2d"] for tensor in maps]
+    tensors = dict.fromkeys(tensor for tensor, _ in times)
+    pairs = [(times.get((tensor, noise)), times.get((tensor, other))) for tensor in tensors]
+    return [ours / theirs for ours, theirs in pairs if ours is not None and theirs is not None]
 
 
 def _kept(noise: nn.Module) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rotationout.experiments.results import read_records
-from rotationout.recipes.cifar100 import KEEP, SIGMA
+from rotationout.recipes.cifar100 import FRESH_IMAGES, FRESH_KEEP, KEEP, SIGMA, fresh_mlp_rows
 from rotationout.report import table1
-from rotationout.report.cells import by_row, mean_lead, shown_p, signed, spread
+from rotationout.report.cells import Lead, by_row, mean_lead, shown_p, signed, spread
 
 from .cells import RESULTS, markdown
 
@@ -21,8 +22,11 @@ FORMS = {
     "dropout": [f"dropout keep {keep}" for keep in KEEP],
     "default": [f"rotation default sigma {SIGMA[keep]}" for keep in KEEP],
     "zeros": [f"rotation keep-zeros sigma {SIGMA[keep]}" for keep in KEEP],
+    "plane": [f"rotation plane sigma {SIGMA[keep]}" for keep in KEEP],
 }
 """The rows of a noise at every strength."""
+IMAGES = {10_000: RECIPE, **{images: f"{RECIPE}_{images}" for images in FRESH_IMAGES}}
+"""The table for each number of training images; that of 10,000 was there first."""
 
 
 def texts() -> dict[str, str]:
@@ -35,6 +39,7 @@ def texts() -> dict[str, str]:
     zeros, default = ([run[table1.POINTS] for run in rows[FORMS[name][0]]] for name in ("zeros", "default"))
     weak = mean_lead([(zeros, default)])
     table = table1.table(records)
+    of = {images: read_records(RESULTS, recipe) for images, recipe in sorted(IMAGES.items())}
     return {
         "mlp_table": table.markdown(),
         "mlp_tests": str(sum(row[column] != "–" for row in table.rows for column in _of_tests(table.header))),
@@ -46,6 +51,12 @@ def texts() -> dict[str, str]:
         "mlp_lead_best": signed(best.mean),
         "mlp_interval_best": f"{signed(best.low)} to {signed(best.high)}",
         "mlp_coadaptation_table": markdown(["co(x)", "layer 1", "layer 2", "layer 3"], _coadaptation(rows)),
+        "mlp_images_table": _by_images(of),
+        "mlp_images_leads": _leads(of),
+        "mlp_images_runs": str(sum(len(of[images]) for images in FRESH_IMAGES)),
+        "mlp_plane_dropout": _said(_lead(records, "dropout", KEEP)),
+        "mlp_plane_default": _said(_lead(records, "rotation default", KEEP)),
+        "mlp_isotropic_default": _said(_lead(records, "rotation default", KEEP, "isotropic")),
         "mlp_zeros_weak": f"{-weak.mean:.2f}",
         "mlp_zeros_weak_p": shown_p(weak.p),
         **{
@@ -66,3 +77,38 @@ def _coadaptation(rows: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
         layers = zip(*(run["coadaptation"]["value"] for run in runs), strict=True)
         found.append([row, *(spread(layer) for layer in layers)])
     return found
+
+
+def _lead(
+    records: Sequence[dict[str, Any]], over: str, keep: Sequence[float] = FRESH_KEEP, ours: str = "rotation plane"
+) -> Lead:
+    """The mean lead of a noise over another one of equal strength."""
+    return table1.lead_over(records, {_row(ours, rate): _row(over, rate) for rate in keep})[0]
+
+
+def _row(noise: str, keep: float) -> str:
+    return f"{noise} keep {keep}" if noise == "dropout" else f"{noise} sigma {SIGMA[keep]}"
+
+
+def _said(lead: Lead) -> str:
+    return f"{lead.mean:.2f} points (95 % confidence interval {lead.low:.2f} to {lead.high:.2f})"
+
+
+def _by_images(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
+    """Accuracy with every number of images: a line for each row that all tables have."""
+    rows = {images: by_row(records) for images, records in of.items()}
+    lines = [
+        [config.row, *(spread([run[table1.POINTS] for run in found[config.row]]) for found in rows.values())]
+        for config in fresh_mlp_rows(FRESH_IMAGES[0])
+    ]
+    return markdown(["row", *(f"{images:,} images" for images in of)], lines)
+
+
+def _leads(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
+    """How far the gradient in the plane is ahead of others, over both strengths."""
+    lines = []
+    for name, over in {"Dropout": "dropout", "the default": "rotation default"}.items():
+        leads = [_lead(records, over) for records in of.values()]
+        cells = [f"{signed(one.mean)} ({signed(one.low)} to {signed(one.high)})" for one in leads]
+        lines.append([f"plane − {name}", *cells])
+    return markdown(["", *(f"{images:,} images" for images in of)], lines)

@@ -183,12 +183,13 @@ def row_of(row: str) -> str:
 
 
 def _dropout(row: str) -> str:
-    """The Dropout with the p of a rotation, or of a Dropout about the mean."""
+    """The Dropout with the p of a rotation, with pairs or without, or of a Dropout about the mean."""
     if row.startswith("dropout centred"):
         return row.replace("centred ", "")
     strengths = {SIGMA[keep]: keep for keep in KEEP}
     sigma = row.rpartition(" ")[2]
-    return f"dropout keep {strengths[sigma]}" if row.startswith("rotation") and sigma in strengths else ""
+    turned = row.startswith(("rotation", "isotropic")) and sigma in strengths
+    return f"dropout keep {strengths[sigma]}" if turned else ""
 
 
 def _default(row: str) -> str:
