@@ -74,7 +74,7 @@ def test_a_test_is_without_noise_and_leaves_the_network_as_it_is() -> None:
     right = assert_tests_in_eval_mode(run)["test_curve"]
     seen = torch.cat([run.test_source.batch()[0] for _ in run.test_batches()])
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar.MEAN, cifar.STD))
-    torch.testing.assert_close(seen, (run.test_images.pixels / 255 - mean) / std)
+    torch.testing.assert_close(seen, (run.test_images.pixels - mean) / std)
     logits = run.network.eval()(seen)
     assert right == (logits.argmax(1) == run.test_images.labels).float().mean().item()
 
