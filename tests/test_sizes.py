@@ -117,14 +117,18 @@ def test_what_pages_say_is_so_in_the_record() -> None:
     assert {is_clear(*pair) and pair[0] > 0 for pair in helps} == {True, False}, "whether noise helps or not"
     better, plane = (report.differences(study, (PLANE, other)) for other in ("RotationOut", "Dropout"))
     assert all(mean > 0 for mean, _ in better), "better in all sixteen rows"
+    assert sum(is_clear(*pair) for pair in better) == 9, "clearly in nine"
     rows = [(setting, p) for setting in sizes.SETTINGS for p in sizes.RATES]
     found = {row: (gain, gained) for row, gain, gained in zip(rows, plane, helps, strict=True) if is_clear(*gain)}
     ahead = {row: gained for row, (gain, gained) in found.items() if gain[0] > 0}
     assert (len(ahead), len(found)) == (3, 5), "ahead in three, behind in two"
     assert not any(is_clear(*gained) and gained[0] > 0 for gained in ahead.values()), "no noise that clearly helps"
+    over_none = [study.paired_difference(setting, f"{PLANE}, p = {p:g}", "no noise") for setting, p in ahead]
+    assert [is_clear(*pair) and pair[0] < 0 for pair in over_none].count(True) == 2, "itself behind no noise in two"
     assert {sizes.SETTINGS[setting][0] for setting, _ in found.keys() - ahead.keys()} == {1000}
     readme = (RECORD.parents[1] / "README.md").read_text(encoding="utf-8")
     assert "not ahead in any of sixteen rows" in " ".join(readme.split())
+    assert '`gradient="plane"` is ahead in three and behind in two.' in " ".join(readme.split())
 
 
 def _seven(number: int) -> tuple[int, int]:

@@ -40,7 +40,7 @@ def test_all_rows_have_as_many_runs() -> None:
         {run["commit"] for run in RECORDS if (run["row"] in ISOTROPIC + PLANE) is since} for since in (False, True)
     )
     assert len(first) == 1
-    assert not first & later, "reproducing.md: they came later"
+    assert not first & later, "reproducing.md: isotropic noise came later, and the gradient in the plane"
     assert {run["epochs"] for run in RECORDS} == {65}
 
 
@@ -105,16 +105,30 @@ def test_with_less_noise_in_the_gradient_both_are_ahead_at_every_p() -> None:
         for rivals in (DROPOUT, DEFAULT):
             assert lead_over(RECORDS, dict(zip(rows, rivals, strict=True)))[0].low > 0
     assert set(sorted(PLANE, key=lambda row: -MEANS[row])[:2]) == set(PLANE[1:3]), "the p that suits it is larger"
-    for row in (*ISOTROPIC, *PLANE):
-        pairs = zip(layers(row), layers("none"), strict=True)
-        assert all(max(ours) < min(theirs) for ours, theirs in pairs), "pairs have no part in it"
+    for rivals in (DROPOUT, DEFAULT):
+        clear = [p_value(POINTS[a], POINTS[b]) < LEVEL for a, b in zip(PLANE, rivals, strict=True)]
+        assert clear == [False, True, True, True], "significantly from p = 0.2 on"
+    between = lead_over(RECORDS, dict(zip(ISOTROPIC, PLANE, strict=True)))[0]
+    assert between.low < 0 < between.mean, "not significantly"
+    assert all(p_value(POINTS[row], POINTS[other]) < LEVEL for row, other in zip(ISOTROPIC, DROPOUT, strict=True))
+
+
+def test_rotations_without_pairs_leave_every_layer_less_coadapted_too() -> None:
+    for ours, default, dropout in zip(ISOTROPIC, DEFAULT, DROPOUT, strict=True):
+        for other in ("none", dropout):
+            pairs = zip(layers(ours), layers(other), strict=True)
+            assert all(max(one) < min(two) for one, two in pairs)
+        more = [max(two) < min(one) for one, two in zip(layers(ours), layers(default), strict=True)]
+        assert ours == ISOTROPIC[0] or more[1:] == [True, True], "less so than the default from p = 0.2 on"
 
 
 FRESH = {images: by_row(read_records(ROOT / "results", f"cifar100_mlp_{images}")) for images in FRESH_IMAGES}
 
 
 def test_fresh_tables_have_as_many_runs() -> None:
+    epochs = {5_000: 129, 20_000: 33, 50_000: 13}
     for images, rows in FRESH.items():
+        assert {run["epochs"] for runs in rows.values() for run in runs} == {epochs[images]}
         assert rows.keys() == {row.row for row in fresh_mlp_rows(images)}
         assert {len(runs) for runs in rows.values()} == {4}
 
@@ -148,7 +162,16 @@ def test_the_gradient_in_the_plane_on_tables_that_it_was_not_made_on(
     assert (dropout.low > 0) is ahead
     kinds = (DROPOUT, DEFAULT, PLANE)
     assert [[beside(points[row], points["none"]) for row in rows[:2]] for rows in kinds] == over_none
+    if images == min(FRESH):
+        weak, strong = (
+            statistics.fmean(points[ours]) - statistics.fmean(points[theirs])
+            for ours, theirs in zip(PLANE[:2], DROPOUT, strict=False)
+        )
+        assert weak < 0 < strong, "it is ahead at p = 0.2, and below Dropout at 0.1"
+    last = {row: [run["test_curve"][-1] for run in runs] for row, runs in FRESH[images].items()}
+    at_last = [beside(last[row], last["none"]) for row in PLANE[:2]]
     if images == max(FRESH):
+        assert at_last == [-1, -1], "after the last one it is"
         for weaker in (0, 1):
             means = [statistics.fmean(points[rows[weaker]]) for rows in kinds]
             assert means[2] == max(means), "by the least"
@@ -178,3 +201,6 @@ def test_the_readme_has_the_numbers_of_the_records() -> None:
     shown = " | ".join([spread(POINTS["none"]), *(f"{spread(POINTS[row])} (0.2)" for row in (best[0], PLANE[1]))])
     assert f"(docs/reproducing.md#the-gradient-in-the-plane) | {shown} | – |" in text
     assert max(p_value(POINTS[PLANE[1]], POINTS[row]) for row in ("none", best[0])) < LEVEL, "significantly ahead"
+    lead = lead_over(RECORDS, dict(zip(PLANE[:2], DROPOUT[:2], strict=True)))[0]
+    assert f'and {lead.mean:.2f} after hidden layers there with `gradient="plane"`' in text
+    assert lead.low > 0

@@ -9,7 +9,7 @@ from typing import Any
 from rotationout.experiments.results import read_records
 from rotationout.recipes.cifar100 import FRESH_IMAGES, FRESH_KEEP, KEEP, SIGMA, fresh_mlp_rows
 from rotationout.report import table1
-from rotationout.report.cells import Lead, by_row, mean_lead, shown_p, signed, spread
+from rotationout.report.cells import Lead, by_row, mean_lead, p_value, shown_p, signed, spread
 
 from .cells import RESULTS, markdown
 
@@ -40,6 +40,8 @@ def texts() -> dict[str, str]:
     weak = mean_lead([(zeros, default)])
     table = table1.table(records)
     of = {images: read_records(RESULTS, recipe) for images, recipe in sorted(IMAGES.items())}
+    last = by_row(_after_last_epoch(of[max(of)]))
+    all_last = [[run[table1.POINTS] for run in last[row]] for row in (FORMS["plane"][0], "none")]
     return {
         "mlp_table": table.markdown(),
         "mlp_tests": str(sum(row[column] != "–" for row in table.rows for column in _of_tests(table.header))),
@@ -57,6 +59,10 @@ def texts() -> dict[str, str]:
         "mlp_plane_dropout": _said(_lead(records, "dropout", KEEP)),
         "mlp_plane_default": _said(_lead(records, "rotation default", KEEP)),
         "mlp_isotropic_default": _said(_lead(records, "rotation default", KEEP, "isotropic")),
+        "mlp_isotropic_plane": _said(_lead(records, "rotation plane", KEEP, "isotropic")),
+        "mlp_all_last_plane": spread(all_last[0]),
+        "mlp_all_last_none": spread(all_last[1]),
+        "mlp_all_last_p": shown_p(p_value(*all_last)),
         "mlp_zeros_weak": f"{-weak.mean:.2f}",
         "mlp_zeros_weak_p": shown_p(weak.p),
         **{
@@ -91,7 +97,7 @@ def _row(noise: str, keep: float) -> str:
 
 
 def _said(lead: Lead) -> str:
-    return f"{lead.mean:.2f} points (95 % confidence interval {lead.low:.2f} to {lead.high:.2f})"
+    return f"{lead.mean:.2f} points (95 % confidence interval {signed(lead.low)} to {signed(lead.high)})"
 
 
 def _by_images(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
@@ -101,14 +107,25 @@ def _by_images(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
         [config.row, *(spread([run[table1.POINTS] for run in found[config.row]]) for found in rows.values())]
         for config in fresh_mlp_rows(FRESH_IMAGES[0])
     ]
-    return markdown(["row", *(f"{images:,} images" for images in of)], lines)
+    return markdown(["row", *_heads(of)], lines)
 
 
 def _leads(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
     """How far the gradient in the plane is ahead of others, over both strengths."""
     lines = []
-    for name, over in {"Dropout": "dropout", "the default": "rotation default"}.items():
-        leads = [_lead(records, over) for records in of.values()]
-        cells = [f"{signed(one.mean)} ({signed(one.low)} to {signed(one.high)})" for one in leads]
-        lines.append([f"plane − {name}", *cells])
-    return markdown(["", *(f"{images:,} images" for images in of)], lines)
+    last = [_after_last_epoch(records) for records in of.values()]
+    for when, each in (("", list(of.values())), (", last epoch", last)):
+        for name, over in {"Dropout": "dropout", "the default": "rotation default"}.items():
+            leads = [_lead(records, over) for records in each]
+            cells = [f"{signed(one.mean)} ({signed(one.low)} to {signed(one.high)})" for one in leads]
+            lines.append([f"plane − {name}{when}", *cells])
+    return markdown(["", *_heads(of)], lines)
+
+
+def _heads(of: Mapping[int, Sequence[dict[str, Any]]]) -> list[str]:
+    return [f"{images:,} images, {records[0]['epochs']} epochs" for images, records in of.items()]
+
+
+def _after_last_epoch(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with the accuracy after the last epoch in place of the mean of the last ten."""
+    return [{**run, table1.POINTS: 100 * run["test_curve"][-1]} for run in records]

@@ -108,7 +108,7 @@ def time_side_by_side(actions: Mapping[str, Callable[[], None]], rounds: int) ->
 
 
 def bytes_kept(noise: Noise, x: Tensor) -> int:
-    """What autograd keeps alive between forward and backward.
+    """What autograd keeps alive between forward and backward, besides x itself, which other layers may keep anyway.
 
     >>> bytes_kept(nn.Dropout(0.5), torch.randn(100, 100, requires_grad=True))  # a mask, on a CPU of floats
     40000

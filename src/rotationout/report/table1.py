@@ -145,7 +145,8 @@ def section(recipe: str, records: Sequence[dict[str, Any]]) -> Section:
 
 def rivals_lead(records: Sequence[dict[str, Any]], keep: Sequence[float] = KEEP) -> tuple[Lead, list[int]]:
     """`lead_over` of RotationOut as the library has it over Dropout, at these keep rates."""
-    return lead_over(records, {f"rotation default sigma {SIGMA[rate]}": f"dropout keep {rate}" for rate in keep})
+    asked = {f"dropout keep {rate}" for rate in keep}
+    return lead_over(records, {ours: theirs for ours, theirs in RIVALS.items() if theirs in asked})
 
 
 def lead_over(records: Sequence[dict[str, Any]], rivals: Mapping[str, str]) -> tuple[Lead, list[int]]:
