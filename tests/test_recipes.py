@@ -55,7 +55,7 @@ def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
         counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 23, "search": 18, "strong": 3}
-        counts |= {str(images): 7 for images in cifar100.FRESH_IMAGES}
+        counts |= {"5000": 7, "20000": 10, "50000": 10}
         expected = counts.get(name.rpartition("_")[2], 36)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
@@ -98,9 +98,12 @@ def test_vectors_get_equal_noise_after_every_hidden_layer() -> None:
 
 def test_tables_with_other_numbers_of_images_differ_in_nothing_else() -> None:
     rows = {row.row: row for row in TABLES["cifar100_mlp"]()}
+    named = {"dropout keep 0.95": "dropout keep 0.9"}
+    named |= {f"rotation {form} sigma 0.229": f"rotation {form} sigma 0.333" for form in ("default", "plane")}
+    weaker = {row: rows[strong].replace(row=row, p=0.05) for row, strong in named.items()}
     for images, subset in {5_000: 5_000, 20_000: 20_000, 50_000: 0}.items():
         for row in TABLES[f"cifar100_mlp_{images}"]():
-            assert row.replace(recipe="cifar100_mlp", subset=10_000) == rows[row.row]
+            assert row.replace(recipe="cifar100_mlp", subset=10_000) == rows.get(row.row, weaker.get(row.row))
             assert row.subset == subset
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..experiments.classification import ClassificationConfig
-from .cifar100 import SIGMA, resnet110
+from .cifar100 import SIGMAS, WEAK, resnet110
 
 __all__ = ["BEST", "SEARCH", "STRONG", "TABLES", "search_rows", "strong_rows"]
 
@@ -23,8 +23,6 @@ SEARCH, STRONG = "cifar100_resnet110_search", "cifar100_resnet110_strong"
 WEIGHT_DECAY = 5e-4
 STEPS, MILESTONES = 32_000, (16_000, 24_000, 31_200)
 """Half of the schedule."""
-SIGMAS = {0.95: "0.229", **SIGMA}
-"""Those of Table 1, and a weaker one."""
 FADE_OUT = 8_000
 """The number of steps at the end over which RotationOut fades out: those after the second drop of the learning rate."""
 BEST = "dropout keep 0.9", "rotation sigma 0.333"
@@ -51,10 +49,10 @@ def search_rows() -> list[ClassificationConfig]:
 
     return [
         base,
-        dropout(0.95),
+        dropout(WEAK),
         dropout(0.9),
         dropout(0.8),
-        rotation("", 0.95),
+        rotation("", WEAK),
         rotation("", 0.9),
         rotation(""),
         rotation(", P for the batch", 0.9, pairing_per="batch"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..recipes import SUBJECTS, name_of
-from ..recipes.cifar100 import KEEP, SIGMA
+from ..recipes.cifar100 import KEEP, SIGMA, SIGMAS
 from . import verdicts
 from .cells import STAR, UNCORRECTED, Lead, averaged, by_row, marked, mean_lead, significance, strengths
 from .page import Section, Table
@@ -187,7 +187,7 @@ def _dropout(row: str) -> str:
     """The Dropout with the p of a rotation, with pairs or without, or of a Dropout about the mean."""
     if row.startswith("dropout centred"):
         return row.replace("centred ", "")
-    strengths = {SIGMA[keep]: keep for keep in KEEP}
+    strengths = {sigma: keep for keep, sigma in SIGMAS.items()}
     sigma = row.rpartition(" ")[2]
     turned = row.startswith(("rotation", "isotropic")) and sigma in strengths
     return f"dropout keep {strengths[sigma]}" if turned else ""
