@@ -9,7 +9,16 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from rotationout.experiments.results import read_records
-from rotationout.recipes.cifar100 import FRESH_IMAGES, KEEP, SIGMA, fresh_mlp_rows, mlp_rows
+from rotationout.recipes.cifar100 import (
+    ENOUGH_IMAGES,
+    FRESH_IMAGES,
+    KEEP,
+    SIGMA,
+    SIGMAS,
+    WEAK,
+    fresh_mlp_rows,
+    mlp_rows,
+)
 from rotationout.report.cells import by_row, p_value, spread
 from rotationout.report.gallery import trained
 from rotationout.report.table1 import lead_over, rivals_lead
@@ -25,6 +34,12 @@ DEFAULT = [f"rotation default sigma {sigma}" for sigma in SIGMA.values()]
 ZEROS = [f"rotation keep-zeros sigma {sigma}" for sigma in SIGMA.values()]
 ISOTROPIC = [f"isotropic sigma {sigma}" for sigma in SIGMA.values()]
 PLANE = [f"rotation plane sigma {sigma}" for sigma in SIGMA.values()]
+WEAKER = {
+    "dropout": f"dropout keep {WEAK}",
+    "default": f"rotation default sigma {SIGMAS[WEAK]}",
+    "plane": f"rotation plane sigma {SIGMAS[WEAK]}",
+}
+"""The noises of the tables of many images that were added later."""
 CENTRED, GAUSSIAN = "rotation centred sigma 0.500", "gaussian dropout keep 0.8"
 
 
@@ -176,6 +191,29 @@ def test_the_gradient_in_the_plane_on_tables_that_it_was_not_made_on(
             means = [statistics.fmean(points[rows[weaker]]) for rows in kinds]
             assert means[2] == max(means), "by the least"
             assert max(means) < statistics.fmean(points["none"]), "below no noise"
+
+
+@pytest.mark.parametrize("images", [images for images in FRESH_IMAGES if images >= ENOUGH_IMAGES])
+@pytest.mark.parametrize("when", ["mean of ten", "last"])
+def test_with_many_images_much_of_its_lead_is_weaker_noise(images: int, when: str) -> None:
+    """reproducing.md, choosing.md and README.md."""
+    rows = FRESH[images]
+    points = {
+        row: [run["last10_top1"] if when == "mean of ten" else 100 * run["test_curve"][-1] for run in runs]
+        for row, runs in rows.items()
+    }
+    means = {row: statistics.fmean(each) for row, each in points.items()}
+    for name, stronger in {"dropout": DROPOUT, "default": DEFAULT, "plane": PLANE}.items():
+        assert means[WEAKER[name]] > max(means[row] for row in stronger[:2]), "the best p for all three"
+        level = images < max(FRESH) or name == "plane"
+        assert beside(points[WEAKER[name]], points["none"]) == (0 if level else -1)
+    for other in ("dropout", "default"):
+        assert means[WEAKER["plane"]] > means[WEAKER[other]], "by the least at each p"
+        assert p_value(points[WEAKER["plane"]], points[WEAKER[other]]) > LEVEL, "ahead of neither significantly"
+    if images == max(FRESH):
+        assert means[WEAKER["plane"]] < means["none"]
+    later = {run["commit"] for row in WEAKER.values() for run in rows[row]}
+    assert not later & {run["commit"] for row, runs in rows.items() if row not in WEAKER.values() for run in runs}
 
 
 def test_the_figure_speaks_of_layers_and_that_of_table_1_of_blocks() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rotationout.experiments.results import read_records
-from rotationout.recipes.cifar100 import FRESH_IMAGES, FRESH_KEEP, KEEP, SIGMA, fresh_mlp_rows
+from rotationout.recipes.cifar100 import FRESH_IMAGES, FRESH_KEEP, KEEP, SIGMA, SIGMAS, WEAK, fresh_mlp_rows
 from rotationout.report import table1
 from rotationout.report.cells import Lead, by_row, mean_lead, p_value, shown_p, signed, spread
 
@@ -56,6 +56,8 @@ def texts() -> dict[str, str]:
         "mlp_images_table": _by_images(of),
         "mlp_images_leads": _leads(of),
         "mlp_images_runs": str(sum(len(of[images]) for images in FRESH_IMAGES)),
+        "mlp_weak_20000": _said(_lead(of[20_000], "dropout", (WEAK,))),
+        "mlp_weak_50000": _said(_lead(of[50_000], "dropout", (WEAK,))),
         "mlp_plane_dropout": _said(_lead(records, "dropout", KEEP)),
         "mlp_plane_default": _said(_lead(records, "rotation default", KEEP)),
         "mlp_isotropic_default": _said(_lead(records, "rotation default", KEEP, "isotropic")),
@@ -93,7 +95,7 @@ def _lead(
 
 
 def _row(noise: str, keep: float) -> str:
-    return f"{noise} keep {keep}" if noise == "dropout" else f"{noise} sigma {SIGMA[keep]}"
+    return f"{noise} keep {keep}" if noise == "dropout" else f"{noise} sigma {SIGMAS[keep]}"
 
 
 def _said(lead: Lead) -> str:
@@ -101,12 +103,12 @@ def _said(lead: Lead) -> str:
 
 
 def _by_images(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
-    """Accuracy with every number of images: a line for each row that all tables have."""
-    rows = {images: by_row(records) for images, records in of.items()}
-    lines = [
-        [config.row, *(spread([run[table1.POINTS] for run in found[config.row]]) for found in rows.values())]
-        for config in fresh_mlp_rows(FRESH_IMAGES[0])
-    ]
+    """Accuracy with every number of images: a line for each row that the tables of most images have."""
+    rows = [by_row(records) for records in of.values()]
+    lines = []
+    for config in fresh_mlp_rows(FRESH_IMAGES[-1]):
+        points = [[run[table1.POINTS] for run in found.get(config.row, [])] for found in rows]
+        lines.append([config.row, *(spread(each) if each else "–" for each in points)])
     return markdown(["row", *_heads(of)], lines)
 
 
