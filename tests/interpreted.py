@@ -1,4 +1,4 @@
-"""Where kernels are tested: on a GPU if there is one, else in Triton's interpreter; with neither, tests are skipped.
+"""Tests of kernels are on a GPU if there is one, else in Triton's interpreter; with neither, they are skipped.
 
 Import this before kernels: whether they are interpreted is decided when they are defined.
 """
@@ -6,42 +6,19 @@ Import this before kernels: whether they are interpreted is decided when they ar
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.devices import GPU
 from torch import Tensor
-
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-MARKS = [pytest.mark.gpu] if GPU else []
 
 pytest.importorskip("triton")
 if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment", allow_module_level=True)
-
-
-def crossed(*values: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Combinations of values, one of each kind: all on a GPU; interpreted, so many that every two values meet.
-
-    A kernel that is wrong is so for a value, or for two that come together; seldom for three alone.
-    """
-    every = list(itertools.product(*values))
-    if GPU:
-        return every
-
-    def pairs(case: tuple[Any, ...]) -> set[Any]:
-        return set(itertools.combinations(enumerate(case), 2))
-
-    chosen, missing = [], set().union(*map(pairs, every))
-    while missing:
-        chosen.append(max(every, key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(chosen[-1])
-    return chosen
 
 
 @pytest.fixture(autouse=True)

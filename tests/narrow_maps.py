@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, GPU
+from tests.devices import DEVICE, GPU
 from torch import Tensor, nn
 
 from rotationout.experiments.narrow import conditions, tiles

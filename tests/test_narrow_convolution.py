@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import MARKS, crossed
+from tests.devices import MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, LAST, convolved, error, layer, leaves, maps, training_norm, weights

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS, crossed
+from tests.devices import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, all_of, error, fused, layer, leaves, maps, normalised, training_norm

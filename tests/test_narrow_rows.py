@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.devices import DEVICE, MARKS
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import LAST, error

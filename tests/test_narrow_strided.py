@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.interpreted import MARKS
+from tests.devices import MARKS
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.narrow_maps import HALF, LAST, Counted, error, fused, layer, leaves, maps, normalised, training_norm, weights

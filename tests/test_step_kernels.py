@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.devices import DEVICE, MARKS
 from tests.interpreted import _interpreter as _interpreter  # a fixture
 from torch import Tensor
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS, crossed
+from tests.devices import DEVICE, MARKS, crossed
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from tests.triton_cases import DTYPES, LAYOUTS, PER, assert_near, new_draw, new_features

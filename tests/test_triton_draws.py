@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.interpreted import DEVICE, MARKS
+from tests.devices import DEVICE, MARKS
 from tests.interpreted import _interpreter as _interpreter  # fixtures
 from tests.interpreted import _poisoned as _poisoned
 from torch import Tensor

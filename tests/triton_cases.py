@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tests.interpreted import DEVICE
+from tests.devices import DEVICE
 from torch import Tensor
 
 from rotationout import pairing

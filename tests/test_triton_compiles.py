@@ -1,0 +1,150 @@
+"""Every GPU program compiles, down to instructions of NVIDIA's GPUs: tested where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.devices import GPU, crossed
+
+pytest.importorskip("triton")
+if GPU or os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("a GPU's own tests compile, and interpreted programs cannot be", allow_module_level=True)
+
+from tests.compiled import SHARED, Compiler, assembled
+from tests.triton_cases import DTYPES, LAYOUTS, new_draw, new_features
+from triton import knobs
+from triton.runtime.driver import driver
+
+from rotationout.experiments.narrow import conditions
+from rotationout.experiments.networks import ResNet
+from rotationout.experiments.speech.step_kernels import Recurrence
+from rotationout.kernels import triton as programs
+from rotationout.kernels.triton import apply, choose, draws, layout, plane
+
+LARGE: dict[str, tuple[tuple[int, ...], int, str]] = {
+    "rows of 512": ((8192, 512), 1, "contiguous"),
+    "rows of 4096": ((512, 4096), 1, "contiguous"),
+    "rows of 8192": ((64, 8192), 1, "contiguous"),
+    "rows of 20,000": ((64, 20_000), 1, "contiguous"),
+    "tokens of 768": ((16, 128, 768), 2, "contiguous"),
+    "tokens of 1001": ((16, 128, 1001), 2, "contiguous"),
+    "maps of 32 × 32": ((128, 64, 32, 32), 1, "contiguous"),
+    "maps of 14 × 14": ((64, 256, 14, 14), 1, "contiguous"),
+    "maps of 7 × 7": ((16, 512, 7, 7), 1, "contiguous"),
+    "maps of 32 × 32, channels last": ((32, 64, 32, 32), 1, "channels_last"),
+}
+"""Features of networks; the small ones of `LAYOUTS`, which are interpreted, are in other tiles."""
+SHARING = [("batch", "batch"), ("batch", "row"), ("example", "example"), ("row", "row")]
+"""What has one pairing, and what has one angle."""
+MEASURED, SPILLED = 90, 128
+"""Where sizes were found by measurement, no program spills more bytes. Some do: with fewer registers, more of them run
+at once."""
+
+
+@pytest.fixture(autouse=True)
+def _compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Programs are compiled for a GPU of the test's ``capability``, and none is known from another test."""
+    capability = request.node.callspec.params["capability"]
+    monkeypatch.setattr(driver, "_active", Compiler(capability))
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(knobs.nvidia, "dump_ptxas_log", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: divmod(capability, 10))
+    monkeypatch.setattr(choose, "possible", lambda: capability >= 90)
+
+    def forget() -> None:
+        for known in (layout._plans, draws._programs, apply._followers):
+            known.clear()
+        plane._program.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "kind", "sharing", "adjoint", "capability"),
+    crossed(LARGE, DTYPES, ("table", "structured"), SHARING, (False, True), SHARED),
+)
+def test_the_operator(
+    size: str,
+    dtype: torch.dtype,
+    kind: str,
+    sharing: tuple[str, str],
+    adjoint: bool,
+    capability: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(LAYOUTS, size, LARGE[size])
+    x, dim = new_features(size, dtype)
+    draw = new_draw(x, dim, kind, *sharing)
+    mean = torch.zeros(x.size(dim))
+    programs.rotate(x, None, *draw, dim, adjoint)
+    programs.rotate(x, mean, *draw, dim, adjoint)
+    programs.rotate_centred(x, None, *draw, dim, adjoint)
+    programs.rotate_centred(x, torch.ones(x.shape[:1] + (1,) * (x.ndim - 2)), *draw, dim, adjoint)
+    programs.follow_mean(mean, programs.mean_parts(x, dim), 0.1)
+    made = assembled(capfd.readouterr().out)
+    assert len(made) >= 4
+    assert capability != MEASURED or max(program.spilled for program in made) <= SPILLED
+
+
+@pytest.mark.parametrize(("size", "dtype", "capability"), crossed(LARGE, DTYPES, SHARED))
+def test_the_gradient_in_the_plane(
+    size: str,
+    dtype: torch.dtype,
+    capability: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(LAYOUTS, size, LARGE[size])
+    z, dim = new_features(size, dtype)
+    programs.turn_back(torch.empty_like(z), z, *new_draw(z, dim, "structured", "row", "row"), dim)
+    made = {program.name: program.spilled for program in assembled(capfd.readouterr().out)}
+    assert made["plane_kernel"] == 0
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_draws(capability: int, capfd: pytest.CaptureFixture[str]) -> None:
+    scale = torch.tensor(0.5)
+    for structured, law, one_sided, features in crossed(
+        (False, True), ("gaussian_tan", "uniform_tan", "uniform_angle"), (False, True), (7, 64, 768)
+    ):
+        given = scale if features == 64 else 0.5
+        programs.sample((64,), (64, 1), features, given, structured=structured, law=law, one_sided=one_sided)
+    made = assembled(capfd.readouterr().out)
+    assert {program.name for program in made} == {"_draw_kernel"}
+    assert len(made) > 6
+    assert not any(program.spilled for program in made)
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_networks_of_few_channels(
+    capability: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conditions, "_on_gpu", lambda x: True)
+    network = ResNet(2, authors=True, fused=True).to(memory_format=torch.channels_last)
+    x = torch.zeros(128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        network(x).sum().backward()
+        with torch.no_grad():
+            network.eval()(x)
+    made = assembled(capfd.readouterr().out)
+    expected = {"strip_kernel", "convolve_kernel", "normalise_kernel", "gradient_kernel", "_weigh_kernel"}
+    assert expected <= {program.name for program in made}
+    assert capability != MEASURED or max(program.spilled for program in made) <= SPILLED
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_lstms_frame_by_frame(capability: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for dtype in (torch.float32, torch.float16):
+        gates = torch.zeros(2, 3, 16, 4 * 512, dtype=dtype, requires_grad=True)
+        weight = torch.zeros(2, 4 * 512, 512, dtype=dtype, requires_grad=True)
+        Recurrence.apply(gates, weight).sum().backward()
+    made = assembled(capfd.readouterr().out)
+    assert {program.name for program in made} == {"_forward", "_backward"}
+    assert not any(program.spilled for program in made)
