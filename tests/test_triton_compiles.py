@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from rotationout.experiments.speech.step_kernels import Recurrence
 from rotationout.kernels import triton as programs
 from rotationout.kernels.triton import apply, choose, draws, layout, plane
 
-LARGE: dict[str, tuple[tuple[int, ...], int, str]] = {
+SIZES: dict[str, tuple[tuple[int, ...], int, str]] = {
     "rows of 512": ((8192, 512), 1, "contiguous"),
     "rows of 4096": ((512, 4096), 1, "contiguous"),
     "rows of 8192": ((64, 8192), 1, "contiguous"),
@@ -37,7 +38,12 @@ LARGE: dict[str, tuple[tuple[int, ...], int, str]] = {
     "maps of 7 × 7": ((16, 512, 7, 7), 1, "contiguous"),
     "maps of 32 × 32, channels last": ((32, 64, 32, 32), 1, "channels_last"),
 }
-"""Features of networks; the small ones of `LAYOUTS`, which are interpreted, are in other tiles."""
+"""Features of networks, in other tiles than the small ones of `LAYOUTS`, which are interpreted."""
+TOGETHER = {"tokens of 1001": 1, "maps of 14 × 14": 4, "maps of 7 × 7": 1}
+"""Elements that can be loaded together; of all others a thread loads 16 bytes at once."""
+SMALL = ("maps of odd D", "one vector", "maps of one position", "features first")
+"""Of these some numbers are 1, which Triton makes constants of."""
+SIZES |= {name: LAYOUTS[name] for name in SMALL}
 SHARING = [("batch", "batch"), ("batch", "row"), ("example", "example"), ("row", "row")]
 """What has one pairing, and what has one angle."""
 MEASURED, SPILLED = 90, 128
@@ -67,7 +73,7 @@ def _compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.parametrize(
     ("size", "dtype", "kind", "sharing", "adjoint", "capability"),
-    crossed(LARGE, DTYPES, ("table", "structured"), SHARING, (False, True), SHARED),
+    crossed(SIZES, DTYPES, ("table", "structured"), SHARING, (False, True), SHARED),
 )
 def test_the_operator(
     size: str,
@@ -79,33 +85,39 @@ def test_the_operator(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(LAYOUTS, size, LARGE[size])
+    monkeypatch.setitem(LAYOUTS, size, SIZES[size])
     x, dim = new_features(size, dtype)
     draw = new_draw(x, dim, kind, *sharing)
     mean = torch.zeros(x.size(dim))
     programs.rotate(x, None, *draw, dim, adjoint)
     programs.rotate(x, mean, *draw, dim, adjoint)
     programs.rotate_centred(x, None, *draw, dim, adjoint)
-    programs.rotate_centred(x, torch.ones(x.shape[:1] + (1,) * (x.ndim - 2)), *draw, dim, adjoint)
+    programs.rotate_centred(x, torch.ones(x.movedim(dim, -1).shape[:-1]), *draw, dim, adjoint)
     programs.follow_mean(mean, programs.mean_parts(x, dim), 0.1)
     made = assembled(capfd.readouterr().out)
     assert len(made) >= 4
     assert capability != MEASURED or max(program.spilled for program in made) <= SPILLED
 
 
-@pytest.mark.parametrize(("size", "dtype", "capability"), crossed(LARGE, DTYPES, SHARED))
+@pytest.mark.parametrize(("size", "dtype", "capability"), crossed(SIZES, DTYPES, SHARED))
 def test_the_gradient_in_the_plane(
     size: str,
     dtype: torch.dtype,
     capability: int,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setitem(LAYOUTS, size, LARGE[size])
+    monkeypatch.setitem(LAYOUTS, size, SIZES[size])
     z, dim = new_features(size, dtype)
     programs.turn_back(torch.empty_like(z), z, *new_draw(z, dim, "structured", "row", "row"), dim)
     made = {program.name: program.spilled for program in assembled(capfd.readouterr().out)}
     assert made["plane_kernel"] == 0
+    if size not in SMALL:
+        (code,) = tmp_path.rglob("plane_kernel.ptx")
+        words = {16: "b16", 32: "b32", 64: "v2.b32", 128: "v4.b32"}
+        bits = min(128, 8 * z.element_size() * TOGETHER.get(size, 16))
+        assert set(re.findall(r"ld\.global\.(\S+)", code.read_text())) == {words[bits]}
 
 
 @pytest.mark.parametrize("capability", SHARED)

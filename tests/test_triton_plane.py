@@ -47,13 +47,35 @@ def test_vectors_that_no_tile_holds_are_read_twice(
 
     monkeypatch.setattr(sizes, "PLANE_FEATURES", 16)
     monkeypatch.setattr(sizes, "PLANE_TILE", 64)
-    monkeypatch.setattr(sizes, "PLANE_POSITIONS", 8)
+    monkeypatch.setattr(sizes, "PLANE_POSITIONS", (8, 4))
     plane._program.cache_clear()
     z = torch.randn(shape, device=DEVICE)
     assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, dim, "table", "row", "row"), dim)
     made = plane._program(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]), z.dtype, z.dtype, z.device)
     assert made.constants["WHOLE"] == (shape[dim] < 16)
     plane._program.cache_clear()
+
+
+def of_maps(count: int, features: int, positions: int) -> dict[str, int]:
+    """The constants of the program for maps."""
+    from rotationout.kernels.triton import plane
+
+    made = plane._program(count, features, positions, torch.float32, torch.float32, torch.device(DEVICE))
+    return {"PROGRAMS": made.grid[0], **made.constants}
+
+
+def test_few_maps_are_in_more_programs_of_fewer_positions() -> None:
+    assert of_maps(1024, 64, 1024)["BLOCK_P"] == 64
+    assert of_maps(20, 64, 1024)["BLOCK_P"] == 32
+    assert of_maps(1, 64, 1024)["BLOCK_P"] == 16
+    for count in (1024, 20, 1):
+        made = of_maps(count, 64, 1024)
+        assert made["PROGRAMS"] == count * 1024 // made["BLOCK_P"]
+
+
+def test_32_bits_count_what_is_in_a_tile() -> None:
+    for positions in (2**20, 2**27, 2**31 - 2**17):
+        assert 1 <= of_maps(1, 64, positions)["BLOCK_C"] <= max(1, 2**30 // positions)
 
 
 def test_gradients_in_another_memory_format() -> None:

@@ -20,7 +20,7 @@ from .rows import rows_kernel
 from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
-__all__ = ["finish", "follows", "once", "packs", "sums", "turn"]
+__all__ = ["finish", "follows", "once", "packs", "piece_of", "sums", "turn"]
 
 
 def packs(x: Tensor) -> bool:
@@ -64,7 +64,7 @@ def _pairs_turn(plan: Plan, weight: tuple[int, int], common: dict[str, int], reg
     channels = max(1, min(sizes.PAIR_TILE[small] // block if rows <= 256 else 1, next_power_of_2(features)))
     tiles = min(sizes.PAIR_TILES, cdiv(rows, block))
     strips, splits = cdiv(features, channels), cdiv(rows, block * tiles)
-    piece = _piece(rows)
+    piece = piece_of(rows)
     return Program(
         pairs_kernel, count * strips * splits, features, rows // piece, strips, splits,
         plan.tan[0], plan.pairs[0], *weight, **common, TAN_EACH=plan.tan[1] != 0, PIECE=piece,
@@ -81,7 +81,7 @@ def _rows_turn(
     block_c = next_power_of_2(features)
     block_r = max(1, min(sizes.ROW_TILE[size] // block_c, next_power_of_2(rows)))
     warps = sizes.ROW_WARPS[size] * max(1, block_c // sizes.ROW_TILE[size])
-    wide, piece = x.element_size() == 4, _piece(features)
+    wide, piece = x.element_size() == 4, piece_of(features)
     height = block_r if wide else 2 * block_r
     most = sizes.ROW_REGISTERS if warps > 8 else registers
     tiles = _row_tiles(plan.layout, height, block_c) if again else 1
@@ -133,7 +133,7 @@ def once(plan: Plan, adjoint: bool) -> Program | None:
     block_n, block_p = next_power_of_2(count), next_power_of_2(rows)
     if not _by_pairs(plan) or plan.pairs[0] or block_n * block_p > sizes.ONCE:
         return None
-    piece = _piece(rows)
+    piece = piece_of(rows)
     return Program(
         once_kernel, features, features, count, rows // piece, plan.tan[0], 1 / (count * rows),
         ADJOINT=adjoint, TAN_EACH=plan.tan[1] != 0, PIECE=piece, BLOCK_N=block_n, BLOCK_P=block_p,
@@ -186,7 +186,7 @@ def _maps_sums(plan: Plan, x: Tensor, weight: tuple[int, int], scale: float, com
     per_outer = cdiv(count, sizes.FEW_PARTS) if small else cdiv(count * tiles, sizes.SUM_PARTS[False])
     outer = cdiv(count, per_outer)
     splits = 1 if small else _splits(rows, block_p, sizes.SUM_PARTS[False], outer * tiles)
-    piece = _piece(rows)
+    piece = piece_of(rows)
     program = Program(
         maps_sum_kernel, outer * splits * tiles, features, count, rows // piece, per_outer, splits,
         *weight, plan.pairs[0], scale, **common, PIECE=piece,
@@ -217,7 +217,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
             FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=_by_instructions(x),
             PART=part, BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
             words=int(words), num_warps=sizes.LANES_SUM_WARPS,
-            registers=sizes.LANES_SUM_REGISTERS[words] if _piece(features) == 16 else 0,
+            registers=sizes.LANES_SUM_REGISTERS[words] if piece_of(features) == 16 else 0,
         )  # fmt: skip
         draws = (count - 1) * plan.pairs[0] + (rows - 1) * plan.pairs[1] + 1
         sign_words = draws * cdiv(features // 2, 64)
@@ -256,14 +256,14 @@ def _by_instructions(x: Tensor) -> bool:
 
 def _by_rows(plan: Plan, x: Tensor) -> bool:
     layout = plan.layout
-    longest = sizes.ROW_FEATURES[x.element_size() == 4] // (1 if _piece(layout.features) >= 8 else 2)
+    longest = sizes.ROW_FEATURES[x.element_size() == 4] // (1 if piece_of(layout.features) >= 8 else 2)
     return plan.kind == SHARED and layout.last and layout.features <= longest
 
 
 def _row_tiles(layout: Layout, height: int, block_c: int) -> int:
     """Tiles of ``height`` rows that a program turns one after the other: several of long rows, if there are many."""
     walk = sizes.ROW_WALK
-    long = 1024 < block_c <= sizes.ROW_WALK_FEATURES and _piece(layout.features) >= 8
+    long = 1024 < block_c <= sizes.ROW_WALK_FEATURES and piece_of(layout.features) >= 8
     return max(1, walk // height) if long and layout.n * cdiv(layout.rows, walk) >= sizes.ROW_WALK_PROGRAMS else 1
 
 
@@ -280,14 +280,14 @@ def _dtype(x: Tensor) -> Any:
     return tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16
 
 
-def _piece(together: int) -> int:
+def piece_of(together: int) -> int:
     """The largest power of two that divides a number of elements, 16 at most: so many can be loaded together."""
     return min(16, together & -together)
 
 
 def _vector(x: Tensor, together: int) -> int:
     """Elements that a thread loads at once, 16 bytes at most, where so many lie together."""
-    return min(16 // x.element_size(), _piece(together))
+    return min(16 // x.element_size(), piece_of(together))
 
 
 def _sum_tile(x: Tensor) -> int:
@@ -300,7 +300,7 @@ def _sum_registers(layout: Layout, x: Tensor, most: int) -> int:
 
 def _few_registers(layout: Layout, x: Tensor) -> bool:
     """Whether a limit of registers costs programs nothing: where 16 elements of 16 bits lie together everywhere."""
-    return x.element_size() == 2 and _piece(layout.features if layout.last else layout.rows) == 16
+    return x.element_size() == 2 and piece_of(layout.features if layout.last else layout.rows) == 16
 
 
 def _even_block(count: int, limit: int) -> int:

@@ -42,17 +42,31 @@ def turn_back(grad: Tensor, z: Tensor, tan: Tensor, index: Tensor, seed: Tensor 
 @functools.lru_cache(maxsize=1024)
 def _program(before: int, features: int, after: int, *kinds: torch.dtype | torch.device) -> Program:
     """The program for maps, or for rows if nothing comes after the features; ``kinds`` tell programs apart."""
-    outer, rows, steps = (1, before, (0, 1, features)) if after == 1 else (before, after, (features * after, after, 1))
-    block_c = next_power_of_2(features)
-    block_p = max(1, sizes.PLANE_TILE // block_c) if after == 1 else sizes.PLANE_POSITIONS
-    block_p = min(block_p, next_power_of_2(rows))
-    most = sizes.PLANE_FEATURES if after == 1 else max(1, sizes.PLANE_TILE // block_p)
-    block_c = min(block_c, most)
+    last = after == 1
+    outer, rows = (1, before) if last else (before, after)
+    piece = choose.piece_of(features if last else rows)
+    if last:
+        block_p = max(1, sizes.PLANE_TILE // next_power_of_2(features))
+        block_c = sizes.PLANE_FEATURES
+    else:
+        block_p = _side_by_side(outer, rows)
+        tile = sizes.PLANE_TILE // (1 if piece >= 4 else 2)  # as loads one by one take more registers
+        block_c = max(1, min(tile // block_p, 2**30 // rows))  # 32 bits count positions in a tile
+    block_c, block_p = min(block_c, next_power_of_2(features)), min(block_p, next_power_of_2(rows))
     return Program(
-        plane_kernel, outer * cdiv(rows, block_p), features, rows, *steps,
-        WHOLE=features <= block_c, BLOCK_C=block_c, BLOCK_P=block_p, FOLLOWS=choose.follows(AFTER),
+        plane_kernel, outer * cdiv(rows, block_p), rows if last else features, (features if last else rows) // piece,
+        LAST=last, PIECE=piece, WHOLE=features <= block_c, BLOCK_C=block_c, BLOCK_P=block_p,
+        FOLLOWS=choose.follows(AFTER),
         num_warps=sizes.PLANE_WARPS * max(1, block_c * block_p // sizes.PLANE_TILE),
     )  # fmt: skip
+
+
+def _side_by_side(outer: int, positions: int) -> int:
+    """Positions in a tile of maps: fewer where there would be few programs, of which each walks all features."""
+    most, least = sizes.PLANE_POSITIONS
+    while most > least and outer * cdiv(positions, most) < sizes.PLANE_PROGRAMS:
+        most //= 2
+    return most
 
 
 @triton.jit
@@ -61,23 +75,32 @@ def plane_kernel(
     z,
     w,
     y,
-    features,
-    rows,
-    step_n,
-    step_c,
-    step_p,
+    others,
+    pieces,
+    LAST: tl.constexpr,
+    PIECE: tl.constexpr,
     WHOLE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
     FOLLOWS: tl.constexpr,
 ):
-    """Y = g + (w·g z − z·g w) / |z|² for BLOCK_P vectors: read once if a tile holds them WHOLE, else twice."""
+    """Y = g + (w·g z − z·g w) / |z|² for BLOCK_P vectors: read once if a tile holds them WHOLE, else twice.
+
+    ``pieces`` times PIECE elements lie together, so the compiler knows what divides them: the features of a vector if
+    these are LAST in memory, and ``others`` vectors; else positions of a map, and ``others`` are its features.
+    """
+    together = pieces * PIECE
+    features, rows = (together, others) if LAST else (others, together)
     strips = tl.cdiv(rows, BLOCK_P)
-    p = tl.program_id(0) % strips * BLOCK_P + tl.arange(0, BLOCK_P)
-    inside = (p < rows)[None, :]
-    at = (tl.program_id(0) // strips).to(tl.int64) * step_n + (p.to(tl.int64) * step_p)[None, :]
-    c = tl.arange(0, BLOCK_C)[:, None]
-    at += c.to(tl.int64) * step_c
+    first = tl.program_id(0) % strips * BLOCK_P
+    c, p = tl.arange(0, BLOCK_C)[:, None], tl.arange(0, BLOCK_P)[None, :]
+    inside = p < rows - first
+    start, step = first.to(tl.int64), tl.full((), BLOCK_C, tl.int64)
+    if LAST:
+        at = start * features + p * features + c
+    else:
+        at = start + (tl.program_id(0) // strips).to(tl.int64) * features * rows + c * rows + p
+        step *= rows
     wait_if(FOLLOWS == AFTER)
     if WHOLE:
         known = inside & (c < features)
@@ -87,20 +110,21 @@ def plane_kernel(
     else:
         nothing = tl.zeros((BLOCK_P,), tl.float32)
         wg, zg, zz = nothing, nothing, nothing
-        step = tl.full((), BLOCK_C, tl.int64) * step_c
         here = at
-        for start in range(0, features, BLOCK_C):
-            known = inside & (start + c < features)
-            g, own, turned = tile_of(grad + here, known), tile_of(z + here, known), tile_of(w + here, known)
+        for start_c in range(0, features, BLOCK_C):
+            known = inside & (c < features - start_c)
+            g, own = tile_of(grad + here, known), tile_of(z + here, known)
+            turned = tile_of(w + here, known)
             wg += tl.sum(turned * g, 0)
             zg += tl.sum(own * g, 0)
             zz += tl.sum(own * own, 0)
             here += step
         along, across = shares(wg, zg, zz)
         here = at
-        for start in range(0, features, BLOCK_C):
-            known = inside & (start + c < features)
-            g, own, turned = tile_of(grad + here, known), tile_of(z + here, known), tile_of(w + here, known)
+        for start_c in range(0, features, BLOCK_C):
+            known = inside & (c < features - start_c)
+            g, own = tile_of(grad + here, known), tile_of(z + here, known)
+            turned = tile_of(w + here, known)
             tl.store(y + here, (g + along * own - across * turned).to(y.dtype.element_ty), mask=known)
             here += step
 

@@ -79,8 +79,11 @@ adds up all the parts. Tiles are large where 16 elements lie together, since few
 FEW, FEW_REGISTERS = 2**20, (168, 255)
 """For up to so many elements all programs run at once, however many registers they have: enough to hold all that they
 load, and more to turn rows. By default the compiler takes fewer registers, and waits for a few numbers at a time."""
-PLANE_TILE, PLANE_WARPS, PLANE_POSITIONS = 2048, 4, 64
-"""Elements of a tile of gradients, and warps; and the positions side by side in it, on maps."""
+PLANE_TILE, PLANE_WARPS = 2048, 4
+"""Elements of a tile of gradients, and warps. These sizes and the next ones have not been measured yet."""
+PLANE_POSITIONS, PLANE_PROGRAMS = (64, 16), 528
+"""Positions side by side in such a tile of maps: the most, and the least if there would be fewer programs than so many.
+"""
 PLANE_FEATURES = 8192
 """The most features that such a tile holds whole, with more warps; rows of more are read twice."""
 FOLLOW = True
