@@ -243,7 +243,7 @@ def test_help_says_types_of_values_alone_and_which_tables_have_a_field() -> None
     assert "object detection, speech recognition: number of epochs from test to test" in train
     assert "--stages INT,INT,… CIFAR-100: the stages of the network that get noise" in train
     assert "get noise, counted from 1. object detection: how many of the last stages" in train
-    assert "One of resnet20, resnet110, wrn28_10, mlp." in train
+    assert "One of resnet20, resnet110, wrn28_10, mlp, vit." in train
     assert train.count("--test-every") == train.count("--momentum") == 1
     assert "<bool>" not in runner.invoke(app.build(), ["--help"]).stdout
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rotationout.experiments.networks import MLP, ResNet
+from rotationout.experiments.vit import ViT
 
 
 def names(**options: Any) -> list[str]:
@@ -64,3 +65,43 @@ def test_hidden_layers_have_noise_after_the_relu() -> None:
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 100)
     assert [tuple(x.shape) for x in seen] == [(2, 8)] * 3
     assert min(x.min() for x in seen) == 0, "what a ReLU has made zero"
+
+
+def test_a_transformer_has_noise_where_its_authors_have_dropout() -> None:
+    network = ViT(blocks=2, width=12, noise=lambda features: nn.Dropout(features / 100), stages=(2,))
+    found = {name: module.p for name, module in network.named_modules() if isinstance(module, nn.Dropout)}
+    each = {"noise1": 0.12, "noise2": 0.48, "noise3": 0.12}
+    assert found == {f"stages.{block}.{name}": p for block in (2, 3) for name, p in each.items()}
+    block = network.stages[2]
+    seen: dict[str, Tensor] = {}
+    for name in each:
+        getattr(block, name).register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[0]}))
+    assert network.eval()(torch.randn(2, 3, 32, 32)).shape == (2, 100)
+    assert {name: tuple(x.shape) for name, x in seen.items()} == {
+        name: (2, 16, round(100 * p)) for name, p in each.items()
+    }
+    assert -0.2 < seen["noise2"].min() < 0, "what a GELU lets pass"
+
+
+def test_a_transformers_block_is_torchs() -> None:
+    torch.manual_seed(0)
+    block, x = ViT(width=12).stages[0], torch.randn(2, 5, 12)
+    attention = nn.MultiheadAttention(12, 3, batch_first=True)
+    attention.in_proj_weight, attention.in_proj_bias = block.inputs.weight, block.inputs.bias
+    attention.out_proj = block.outputs
+    normed = block.norm1(x)
+    expected = x + attention(normed, normed, normed)[0]
+    expected = expected + block.back(nn.functional.gelu(block.hidden(block.norm2(expected))))
+    torch.testing.assert_close(block(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 100}, "width must be a multiple of heads = 3, got 100"),
+        ({"patch": 5}, "patch must divide .* got 5"),
+    ],
+)
+def test_tokens_that_are_not_whole_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ViT(**options)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import rotationout as ro
 from rotationout import cli, recipes
 from rotationout.experiments import networks
-from rotationout.experiments.classification import build_network
+from rotationout.experiments.classification import ClassificationConfig, build_network
 from rotationout.recipes import cifar100, search
 
 TABLE = "cifar100_resnet110_authors"
@@ -55,7 +56,7 @@ def test_tables_hold_every_row_once_and_configs_survive_json() -> None:
     for name, table in TABLES.items():
         rows = table()
         counts = {"protocol": 12, "shift": 6, "ghost": 9, "mlp": 23, "search": 18, "strong": 3}
-        counts |= {"5000": 7, "20000": 10, "50000": 10}
+        counts |= {"5000": 7, "20000": 10, "50000": 10, "vit": 7}
         expected = counts.get(name.rpartition("_")[2], 36)
         assert len({row.row for row in rows}) == len(rows) == expected
         assert {row.recipe for row in rows} == {name}
@@ -107,6 +108,17 @@ def test_tables_with_other_numbers_of_images_differ_in_nothing_else() -> None:
             assert row.subset == subset
 
 
+def test_tokens_get_equal_noise_in_every_block() -> None:
+    rows = {row.row: row for row in TABLES["cifar100_vit"]()}
+    for keep in cifar100.FRESH_KEEP:
+        rotations = [f"rotation {form} sigma {cifar100.SIGMA[keep]}" for form in ("default", "plane")]
+        for row in (f"dropout keep {keep}", *rotations):
+            found = [layer for layer in build_network(rows.pop(row)).modules() if ro.registry.is_noise(layer)]
+            assert [layer.p for layer in found] == [round(1 - keep, 10)] * 9
+            assert {getattr(layer, "gradient", "") == "plane" for layer in found} == {"plane" in row}
+    assert [*rows] == ["none"]
+
+
 def test_an_option_that_the_network_does_not_have_is_refused() -> None:
     """It would be in the record, and change nothing; so would one that another field sets."""
     with pytest.raises(ValueError, match=r"network_options of 'wrn28_10' must be one of 'classes', got 'authors'"):
@@ -115,9 +127,12 @@ def test_an_option_that_the_network_does_not_have_is_refused() -> None:
         cifar100.resnet110().replace(network_options={"fused": False})
 
 
+@pytest.mark.parametrize("table", [cifar100.mlp_rows, cifar100.vit_rows])
 @pytest.mark.parametrize("changes", [{"norm": "group"}, {"ghost_batch": 8}, {"studies": ("variance_shift",)}])
-def test_what_is_about_batchnorm_is_refused_where_there_is_none(changes: dict[str, Any]) -> None:
+def test_what_is_about_batchnorm_is_refused_where_there_is_none(
+    table: Callable[[], list[ClassificationConfig]], changes: dict[str, Any]
+) -> None:
     """It would be in the record, and change nothing."""
     (name,) = changes
-    with pytest.raises(ValueError, match=f"{name} = .* is for networks with BatchNorm; network = 'mlp' has none"):
-        cifar100.mlp_rows()[0].replace(**changes)
+    with pytest.raises(ValueError, match=f"{name} = .* is for networks with BatchNorm; network = '(mlp|vit)' has none"):
+        table()[0].replace(**changes)

@@ -35,7 +35,8 @@ NARROW = ("resnet20", "resnet110")
 """Networks with few channels, which ``kernels="fused"`` is for."""
 OWN_OPTIONS = ("noise", "stages", "fused")
 """The options of networks that other fields of a config set."""
-WITHOUT_BATCHNORM = ("mlp",)
+OPTIMIZERS = ("sgd", "adamw")
+WITHOUT_BATCHNORM = ("mlp", "vit")
 """Networks without BatchNorm, so that there is nothing to replace, and no variance of it to study."""
 
 
@@ -49,6 +50,7 @@ class ClassificationConfig(ClassifierConfig):
         norm: the kind of normalisation layers.
         ghost_batch: how many examples of a batch are normalised together, 0 for the whole batch.
         dropout: drop probability of an element-wise Dropout that follows the noise wherever it is placed.
+        optimizer: ``adamw`` (Loshchilov and Hutter 2019) has momentum of its own, 0.9.
         held_out: hold this many training images out, and test on them instead of the test set.
         subset: train on only this many of the training images, the same ones in every run; 0 for all.
         kernels: ``fused`` runs the convolutions and BatchNorm (with the sum and the ReLU after it) of a ResNet in
@@ -63,6 +65,7 @@ class ClassificationConfig(ClassifierConfig):
     ghost_batch: int = 0
     dropout: float = 0.0
     milestones: tuple[int, ...] = (32_000, 48_000)
+    optimizer: str = "sgd"
     held_out: int = 0
     subset: int = 0
     kernels: str = field(default="torch", compare=False)
@@ -73,6 +76,7 @@ class ClassificationConfig(ClassifierConfig):
         check_choice("network", self.network, NETWORKS)
         check_choice("norm", self.norm, NORMS)
         check_choice("kernels", self.kernels, KERNELS)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_rate(self.dropout, "dropout")
         self._check_least(0, "held_out", "subset", "ghost_batch")
         self._make_tuples("stages", "studies")
@@ -167,6 +171,18 @@ class Classification(Classifier[Images]):
     def build_network(self) -> nn.Module:
         """The network of the config, in channels_last."""
         return channels_last(build_network(self.config))
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """SGD with momentum, or AdamW."""
+        if self.config.optimizer == "sgd":
+            return super().build_optimizer()
+        return torch.optim.AdamW(
+            self.network.parameters(),
+            self.rate,
+            weight_decay=self.config.weight_decay,
+            fused=True,
+            capturable=self.device.type == "cuda",
+        )
 
     def build_source(self, images: Images, rows: int) -> CifarSource:
         """Batches of ``rows`` of these images."""

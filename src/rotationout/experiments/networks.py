@@ -1,6 +1,6 @@
 """The networks of Table 1, ResNet and WideResNet for CIFAR, with noise before the convolutions of chosen stages.
 
-Beside them a network without convolutions, `MLP`, whose features are vectors.
+Beside them networks whose features are vectors and tokens, `MLP` and `rotationout.experiments.vit.ViT`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ..strength import check_choice
 from .narrow.conditions import is_identity
 from .narrow.layers import convolve, convolve_normalised, convolve_with_shortcut, normalise
+from .vit import ViT
 
 __all__ = ["MLP", "NETWORKS", "PLACES", "ResNet", "WideResNet", "use_torch_kernels_"]
 
@@ -266,6 +267,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet110": partial(ResNet, 18),
     "wrn28_10": partial(WideResNet, 4, 10),
     "mlp": MLP,
+    "vit": ViT,
 }
 """The networks by the names that configs use. Tests build smaller ones from the classes."""
 

@@ -35,6 +35,8 @@ NORM_AFTER: dict[str, dict[str, str]] = {
 }
 """For each network and place of noise: the BatchNorm layer of the same block that the noise reaches first, without a
 sum in between."""
+TOKENS = ("vit",)
+"""Networks in which features are last, (N, tokens, features)."""
 
 
 class TrainingImages:
@@ -102,9 +104,9 @@ def _variance_shift(run: Classification) -> dict[str, Any]:
 
 def _coadaptation(run: Classification) -> dict[str, Any]:
     """co(x) of section 3.1 for the output of every block of the stages that can have noise, in eval mode."""
-    layers = _blocks(run)
+    layers, dim = _blocks(run), -1 if run.config.network in TOKENS else 1
     table = coadaptation_of(
-        _copied(run), TrainingImages(run, BATCHES), layers, dim=1, forward=_forward(run), show_progress=False
+        _copied(run), TrainingImages(run, BATCHES), layers, dim=dim, forward=_forward(run), show_progress=False
     )
     return {"layers": layers, "value": [round(table[layer].value, 5) for layer in layers]}
 

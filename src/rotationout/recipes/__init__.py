@@ -1,7 +1,7 @@
 """Recipes of the paper's tables: functions that return complete configs, one for each row of a table.
 
-`cifar100` has Table 1, Figure 2, appendix B and noise on vectors, `search` a search under stronger weight decay,
-`images` Table 2, `detection` Table 3, `speech` Table 4.
+`cifar100` has Table 1, Figure 2, appendix B and noise on vectors and tokens, `search` a search under stronger weight
+decay, `images` Table 2, `detection` Table 3, `speech` Table 4.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +32,7 @@ SUBJECTS = {
     "cifar100_mlp_5000": "Noise on vectors, with 5,000 images",
     "cifar100_mlp_20000": "Noise on vectors, with 20,000 images",
     "cifar100_mlp_50000": "Noise on vectors, with all of CIFAR-100’s images",
+    "cifar100_vit": "Noise on tokens: a small vision transformer on CIFAR-100",
     "cifar100_resnet110_search": "Forms and strengths in ResNet110 with more weight decay, on held-out images",
     "cifar100_resnet110_strong": "The best of the search with more weight decay, on the test set",
     "imagenet": "Table 2: ResNet-50 on ImageNet",

@@ -150,6 +150,8 @@ def _coadaptation_drawing(recipe: str, records: Records) -> Drawing:
     where, label = f"block of stage {listed(config['stages'])}", "block of the stages with noise"
     if config["network"] == "mlp":
         where = label = "hidden layer"
+    elif config["network"] == "vit":
+        where = label = "block"
     return Drawing(
         "coadaptation_trained" if recipe == shift.RECIPE else f"coadaptation_{recipe.removeprefix('cifar100_')}",
         f"Co-adaptation in trained networks: {recipe}",
