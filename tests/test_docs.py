@@ -99,6 +99,7 @@ def test_every_number_that_is_made_is_shown_and_every_one_shown_is_made(monkeypa
     made = importlib.import_module("evidence").substitutions()
     shown = {name for page in PAGES for name in re.findall(r"{{ (\w+) }}", (DOCS / page).read_text(encoding="utf-8"))}
     assert shown == made.keys()
+    assert not [name for name, text in made.items() if re.search(r"\b(nan|inf)\b", text)], "too few runs"
 
 
 def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
