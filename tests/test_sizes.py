@@ -128,7 +128,7 @@ def test_what_pages_say_is_so_in_the_record() -> None:
     assert {sizes.SETTINGS[setting][0] for setting, _ in found.keys() - ahead.keys()} == {1000}
     readme = (RECORD.parents[1] / "README.md").read_text(encoding="utf-8")
     assert "not ahead in any of sixteen rows" in " ".join(readme.split())
-    assert '`gradient="plane"` is ahead in three and behind in two.' in " ".join(readme.split())
+    assert '`gradient="plane"` is ahead in three, behind in two.' in " ".join(readme.split())
 
 
 def _seven(number: int) -> tuple[int, int]:
