@@ -11,14 +11,15 @@ from tests.cifar_images import images
 from tests.test_snapshot import odd_tensors
 from tests.test_torchrun import arguments, launch, records
 from tests.test_torchrun import data as data  # a fixture
-from tests.test_training import TABLE, config, make
+from tests.test_training import TABLE, Make, config, make
 from tests.training_runs import carry_over, finish
 
 from rotationout import cli
 from rotationout.experiments import graphs, networks, results, sweep
 from rotationout.experiments.cifar import Images
+from rotationout.experiments.classification import ClassificationConfig
 from rotationout.experiments.snapshot import snapshot
-from rotationout.recipes import TABLES
+from rotationout.recipes import TABLES, cifar100
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,6 +94,17 @@ def test_processes_share_a_captured_run(data: Path) -> None:
 def test_a_resumed_run_goes_on_with_the_same_numbers(row: str, tmp_path: Path) -> None:
     new = make(on_gpu(64), on_gpu(20, seed=1))
     settings = config(row, ramp=5 if row.startswith("rotation") else 0)
+    assert_goes_on(new, settings, tmp_path)
+
+
+def test_a_resumed_transformer_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    """With AdamW, which is captured, too."""
+    found = {row.row: row for row in cifar100.vit_rows()}["rotation plane sigma 0.500"]
+    settings = found.replace(steps=7, batch=16, subset=0, warmup=3, milestones=(5,), network_options={"width": 12})
+    assert_goes_on(make(on_gpu(64), on_gpu(20, seed=1)), settings, tmp_path)
+
+
+def assert_goes_on(new: Make, settings: ClassificationConfig, tmp_path: Path) -> None:
     whole, first, second = (new(settings) for _ in range(3))
     for _ in range(5):
         first.advance()

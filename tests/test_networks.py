@@ -67,7 +67,7 @@ def test_hidden_layers_have_noise_after_the_relu() -> None:
     assert min(x.min() for x in seen) == 0, "what a ReLU has made zero"
 
 
-def test_a_transformer_has_noise_where_its_authors_have_dropout() -> None:
+def test_blocks_of_a_transformer_have_noise_where_its_authors_have_dropout() -> None:
     network = ViT(blocks=2, width=12, noise=lambda features: nn.Dropout(features / 100), stages=(2,))
     found = {name: module.p for name, module in network.named_modules() if isinstance(module, nn.Dropout)}
     each = {"noise1": 0.12, "noise2": 0.48, "noise3": 0.12}

@@ -108,6 +108,12 @@ def test_tables_with_other_numbers_of_images_differ_in_nothing_else() -> None:
             assert row.subset == subset
 
 
+def test_the_momentum_of_adamw_is_refused() -> None:
+    """It would be in the record, and change nothing."""
+    with pytest.raises(ValueError, match=r"momentum is SGD's: with optimizer = 'adamw' leave it at 0\.9, got 0\.5"):
+        cifar100.vit_rows()[0].replace(momentum=0.5)
+
+
 def test_tokens_get_equal_noise_in_every_block() -> None:
     rows = {row.row: row for row in TABLES["cifar100_vit"]()}
     for keep in cifar100.FRESH_KEEP:

@@ -99,6 +99,15 @@ def test_a_resumed_run_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     assert_resumes(lambda: new(config()), stop, tmp_path)
 
 
+@pytest.mark.parametrize("row", ["dropout keep 0.8", "rotation plane sigma 0.500"])
+def test_a_resumed_transformer_ends_bit_identical(row: str, tmp_path: Path) -> None:
+    new, found = make(images(64), images(20, seed=1)), {c.row: c for c in cifar100.vit_rows()}[row]
+    settings = found.replace(steps=7, batch=16, subset=0, warmup=3, milestones=(5,), network_options={"width": 12})
+    whole, _ = assert_resumes(lambda: new(settings), 3, tmp_path)
+    assert isinstance(whole.optimizer, torch.optim.AdamW)
+    assert whole.optimizer.param_groups[0]["weight_decay"] == 0.05
+
+
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("count", [40, 66])
 def test_a_run_is_not_resumed_on_other_images(count: int, tmp_path: Path) -> None:

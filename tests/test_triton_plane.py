@@ -74,8 +74,16 @@ def test_few_maps_are_in_more_programs_of_fewer_positions() -> None:
 
 
 def test_32_bits_count_what_is_in_a_tile() -> None:
-    for positions in (2**20, 2**27, 2**31 - 2**17):
-        assert 1 <= of_maps(1, 64, positions)["BLOCK_C"] <= max(1, 2**30 // positions)
+    for positions in (2**20, 324**3, 2**27, 2**31 - 2**17):
+        block = of_maps(1, 64, positions)["BLOCK_C"]
+        assert 1 <= block <= max(1, 2**30 // positions)
+        assert block.bit_count() == 1, "a power of two"
+
+
+@pytest.mark.parametrize(("features", "positions"), [(64, 16), (512, 4), (128, 9)])
+def test_small_maps_are_read_once(features: int, positions: int) -> None:
+    for count in (1, 1024):
+        assert of_maps(count, features, positions)["WHOLE"]
 
 
 def test_gradients_in_another_memory_format() -> None:

@@ -36,6 +36,8 @@ NARROW = ("resnet20", "resnet110")
 OWN_OPTIONS = ("noise", "stages", "fused")
 """The options of networks that other fields of a config set."""
 OPTIMIZERS = ("sgd", "adamw")
+MOMENTUM = 0.9
+"""That of AdamW, and of SGD unless a config says otherwise."""
 WITHOUT_BATCHNORM = ("mlp", "vit")
 """Networks without BatchNorm, so that there is nothing to replace, and no variance of it to study."""
 
@@ -95,6 +97,10 @@ class ClassificationConfig(ClassifierConfig):
         if self.ghost_batch and self.norm == "group":
             raise ValueError(
                 f"norm = 'group' normalises every example alone: ghost_batch must be 0, got {self.ghost_batch!r}"
+            )
+        if self.optimizer == "adamw" and self.momentum != MOMENTUM:
+            raise ValueError(
+                f"momentum is SGD's: with optimizer = 'adamw' leave it at {MOMENTUM}, got {self.momentum!r}"
             )
         of_batchnorm = {
             "norm": self.norm != "batch",

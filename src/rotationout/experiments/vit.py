@@ -18,8 +18,8 @@ SIDE = 32
 class _Block(nn.Module):
     """Attention and a hidden layer, each behind LayerNorm and beside a shortcut.
 
-    As in Dosovitskiy et al. 2021, noise is after every dense layer but those of queries, keys and values; that of the
-    hidden layer is after its GELU.
+    As Dropout in the blocks of Dosovitskiy et al. 2021, noise is after every dense layer but those of queries, keys and
+    values; that of the hidden layer is after its GELU. They have some before the first block, too.
     """
 
     def __init__(self, width: int, heads: int, noise: Callable[[int], nn.Module] | None) -> None:

@@ -49,9 +49,11 @@ def _program(before: int, features: int, after: int, *kinds: torch.dtype | torch
         block_p = max(1, sizes.PLANE_TILE // next_power_of_2(features))
         block_c = sizes.PLANE_FEATURES
     else:
-        block_p = _side_by_side(outer, rows)
-        tile = sizes.PLANE_TILE // (1 if piece >= 4 else 2)  # as loads one by one take more registers
-        block_c = max(1, min(tile // block_p, 2**30 // rows))  # 32 bits count positions in a tile
+        block_p = min(_side_by_side(outer, rows), next_power_of_2(rows))
+        block_c = sizes.PLANE_TILE // block_p
+        if features > block_c and piece < 4:  # loads one by one, in a loop, take more registers
+            block_c //= 2
+        block_c = max(1, min(block_c, 2**30 // next_power_of_2(rows)))  # 32 bits count positions in a tile
     block_c, block_p = min(block_c, next_power_of_2(features)), min(block_p, next_power_of_2(rows))
     return Program(
         plane_kernel, outer * cdiv(rows, block_p), rows if last else features, (features if last else rows) // piece,
