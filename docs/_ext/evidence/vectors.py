@@ -13,7 +13,7 @@ from rotationout.report.cells import Lead, by_row, mean_lead, p_value, shown_p, 
 
 from .cells import RESULTS, markdown
 
-__all__ = ["RECIPE", "texts"]
+__all__ = ["RECIPE", "lead", "texts"]
 
 RECIPE = "cifar100_mlp"
 FIRST = (0.9, 0.8)
@@ -34,7 +34,7 @@ def texts() -> dict[str, str]:
     records = read_records(RESULTS, RECIPE)
     rows = by_row(records)
     means = {row: statistics.fmean(run[table1.POINTS] for run in runs) for row, runs in rows.items()}
-    lead, _ = table1.rivals_lead(records)
+    ahead, _ = table1.rivals_lead(records)
     best, _ = table1.rivals_lead(records, FIRST)
     zeros, default = ([run[table1.POINTS] for run in rows[FORMS[name][0]]] for name in ("zeros", "default"))
     weak = mean_lead([(zeros, default)])
@@ -47,9 +47,9 @@ def texts() -> dict[str, str]:
         "mlp_tests": str(sum(row[column] != "–" for row in table.rows for column in _of_tests(table.header))),
         "mlp_prose": "\n\n".join(table1.prose(records)),
         "mlp_minutes": f"{statistics.median(run['seconds'] for run in records) / 60:.1f}",
-        "mlp_lead": f"{lead.mean:+.2f}",
-        "mlp_interval": f"{lead.low:.2f} to {lead.high:.2f}",
-        "mlp_p": shown_p(lead.p),
+        "mlp_lead": f"{ahead.mean:+.2f}",
+        "mlp_interval": f"{ahead.low:.2f} to {ahead.high:.2f}",
+        "mlp_p": shown_p(ahead.p),
         "mlp_lead_best": signed(best.mean),
         "mlp_interval_best": f"{signed(best.low)} to {signed(best.high)}",
         "mlp_coadaptation_table": markdown(["co(x)", "layer 1", "layer 2", "layer 3"], _coadaptation(rows)),
@@ -58,10 +58,10 @@ def texts() -> dict[str, str]:
         "mlp_images_runs": str(sum(len(of[images]) for images in FRESH_IMAGES)),
         "mlp_weak_20000": _said(_weak_lead(of[20_000])),
         "mlp_weak_50000": _said(_weak_lead(of[50_000])),
-        "mlp_plane_dropout": _said(_lead(records, "dropout", KEEP)),
-        "mlp_plane_default": _said(_lead(records, "rotation default", KEEP)),
-        "mlp_isotropic_default": _said(_lead(records, "rotation default", KEEP, "isotropic")),
-        "mlp_isotropic_plane": _said(_lead(records, "rotation plane", KEEP, "isotropic")),
+        "mlp_plane_dropout": _said(lead(records, "dropout", KEEP)),
+        "mlp_plane_default": _said(lead(records, "rotation default", KEEP)),
+        "mlp_isotropic_default": _said(lead(records, "rotation default", KEEP, "isotropic")),
+        "mlp_isotropic_plane": _said(lead(records, "rotation plane", KEEP, "isotropic")),
         "mlp_all_last_plane": spread(all_last[0]),
         "mlp_all_last_none": spread(all_last[1]),
         "mlp_all_last_p": shown_p(p_value(*all_last)),
@@ -87,7 +87,7 @@ def _coadaptation(rows: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     return found
 
 
-def _lead(
+def lead(
     records: Sequence[dict[str, Any]], over: str, keep: Sequence[float] = FRESH_KEEP, ours: str = "rotation plane"
 ) -> Lead:
     """The mean lead of a noise over another one of equal strength."""
@@ -105,8 +105,8 @@ def _row(noise: str, keep: float) -> str:
     return f"{noise} keep {keep}" if noise == "dropout" else f"{noise} sigma {SIGMAS[keep]}"
 
 
-def _said(lead: Lead) -> str:
-    return f"{lead.mean:.2f} points (95 % confidence interval {signed(lead.low)} to {signed(lead.high)})"
+def _said(one: Lead) -> str:
+    return f"{one.mean:.2f} points (95 % confidence interval {signed(one.low)} to {signed(one.high)})"
 
 
 def _by_images(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
@@ -125,7 +125,7 @@ def _leads(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
     last = [_after_last_epoch(records) for records in of.values()]
     for when, each in (("", list(of.values())), (", last epoch", last)):
         for name, over in {"Dropout": "dropout", "the default": "rotation default"}.items():
-            leads = [_lead(records, over) for records in each]
+            leads = [lead(records, over) for records in each]
             cells = [f"{signed(one.mean)} ({signed(one.low)} to {signed(one.high)})" for one in leads]
             lines.append([f"plane − {name}{when}", *cells])
     return markdown(["", *_heads(of)], lines)
