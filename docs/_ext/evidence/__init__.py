@@ -4,7 +4,7 @@
 noises for instance, is made here too.
 """
 
-from . import accuracy, commands, computed, costs, figures, limits, noises, shifted, speed, useful, vectors
+from . import accuracy, commands, computed, costs, figures, limits, noises, shifted, speed, tokens, useful, vectors
 
 __all__ = ["substitutions"]
 
@@ -13,6 +13,19 @@ def substitutions() -> dict[str, str]:
     """All of them by name; a number stays on one line with its deviation and its star, in narrow tables too."""
     return {
         name: text.replace(" ± ", "\u00a0±\u00a0").replace(" * |", "\u00a0* |")
-        for part in (computed, accuracy, commands, costs, figures, limits, noises, shifted, speed, useful, vectors)
+        for part in (
+            computed,
+            accuracy,
+            commands,
+            costs,
+            figures,
+            limits,
+            noises,
+            shifted,
+            speed,
+            tokens,
+            useful,
+            vectors,
+        )
         for name, text in part.texts().items()
     }

@@ -1,0 +1,58 @@
+"""What pages say in words about noise on tokens is so in the records."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from rotationout.experiments.results import read_records
+from rotationout.recipes.cifar100 import vit_rows
+from rotationout.report.cells import by_row, p_value
+from rotationout.report.table1 import lead_over
+from rotationout.report.verdicts import LEVEL
+
+RECORDS = read_records(Path(__file__).parents[1] / "results", "cifar100_vit")
+ROWS = by_row(RECORDS)
+POINTS = {row: [run["last10_top1"] for run in runs] for row, runs in ROWS.items()}
+MEANS = {row: statistics.fmean(points) for row, points in POINTS.items()}
+WEAK = ("dropout keep 0.9", "rotation default sigma 0.333", "rotation plane sigma 0.333")
+STRONG = ("dropout keep 0.8", "rotation default sigma 0.500", "rotation plane sigma 0.500")
+
+
+def test_all_rows_have_as_many_runs() -> None:
+    assert ROWS.keys() == {row.row for row in vit_rows()}
+    assert {len(runs) for runs in ROWS.values()} == {2}, "reproducing.md: --seeds 0-1, two runs a row"
+
+
+def test_no_noise_is_ahead_of_none() -> None:
+    for row in (*WEAK, *STRONG):
+        assert MEANS[row] < MEANS["none"]
+
+
+def test_only_dropout_at_the_larger_p_is_significantly_behind() -> None:
+    dropout, *rotations = STRONG
+    for weak, strong in zip(WEAK, STRONG, strict=True):
+        assert p_value(POINTS[weak], POINTS["none"]) > LEVEL
+        assert max(POINTS[strong]) < min(POINTS["none"]), "both runs below both"
+        assert (p_value(POINTS[strong], POINTS["none"]) < LEVEL) is (strong == dropout)
+    for row in rotations:
+        assert min(POINTS[row]) > max(POINTS[dropout])
+        assert p_value(POINTS[row], POINTS[dropout]) > LEVEL
+
+
+def test_the_gradient_in_the_plane_makes_no_difference() -> None:
+    for strength in (WEAK, STRONG):
+        _, default, plane = strength
+        assert p_value(POINTS[plane], POINTS[default]) > LEVEL
+    lead, _ = lead_over(RECORDS, {WEAK[2]: WEAK[1], STRONG[2]: STRONG[1]})
+    assert lead.low < 0 < lead.high
+
+
+def test_noise_leaves_later_blocks_more_coadapted() -> None:
+    blocks = {row: [run["coadaptation"]["value"] for run in runs] for row, runs in ROWS.items()}
+    none = blocks.pop("none")
+    for later in (1, 2):
+        least = min(values[later] for runs in blocks.values() for values in runs)
+        assert least > max(values[later] for values in none)
