@@ -56,3 +56,9 @@ def test_noise_leaves_later_blocks_more_coadapted() -> None:
     for later in (1, 2):
         least = min(values[later] for runs in blocks.values() for values in runs)
         assert least > max(values[later] for values in none)
+
+
+def test_noise_leaves_the_training_loss_higher() -> None:
+    last = {row: [run["train_loss"][-1] for run in runs] for row, runs in ROWS.items()}
+    none = last.pop("none")
+    assert min(map(min, last.values())) > max(none)

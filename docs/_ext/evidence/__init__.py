@@ -8,24 +8,13 @@ from . import accuracy, commands, computed, costs, figures, limits, noises, shif
 
 __all__ = ["substitutions"]
 
+PARTS = (computed, accuracy, commands, costs, figures, limits, noises, shifted, speed, tokens, useful, vectors)
+
 
 def substitutions() -> dict[str, str]:
     """All of them by name; a number stays on one line with its deviation and its star, in narrow tables too."""
     return {
         name: text.replace(" ± ", "\u00a0±\u00a0").replace(" * |", "\u00a0* |")
-        for part in (
-            computed,
-            accuracy,
-            commands,
-            costs,
-            figures,
-            limits,
-            noises,
-            shifted,
-            speed,
-            tokens,
-            useful,
-            vectors,
-        )
+        for part in PARTS
         for name, text in part.texts().items()
     }

@@ -23,7 +23,7 @@ from .norms import normalized
 from .pixels import Normalize
 from .sources import Held
 from .studies import STUDIES
-from .vision import channels_last
+from .vision import VisionConfig, channels_last
 
 __all__ = ["Classification", "ClassificationConfig", "build_network", "load_images"]
 
@@ -36,8 +36,6 @@ NARROW = ("resnet20", "resnet110")
 OWN_OPTIONS = ("noise", "stages", "fused")
 """The options of networks that other fields of a config set."""
 OPTIMIZERS = ("sgd", "adamw")
-MOMENTUM = 0.9
-"""That of AdamW, and of SGD unless a config says otherwise."""
 WITHOUT_BATCHNORM = ("mlp", "vit")
 """Networks without BatchNorm, so that there is nothing to replace, and no variance of it to study."""
 
@@ -98,9 +96,10 @@ class ClassificationConfig(ClassifierConfig):
             raise ValueError(
                 f"norm = 'group' normalises every example alone: ghost_batch must be 0, got {self.ghost_batch!r}"
             )
-        if self.optimizer == "adamw" and self.momentum != MOMENTUM:
+        if self.optimizer == "adamw" and self.momentum != VisionConfig.momentum:
             raise ValueError(
-                f"momentum is SGD's: with optimizer = 'adamw' leave it at {MOMENTUM}, got {self.momentum!r}"
+                f"momentum is SGD's: with optimizer = 'adamw' leave it at {VisionConfig.momentum}, got "
+                f"{self.momentum!r}"
             )
         of_batchnorm = {
             "norm": self.norm != "batch",

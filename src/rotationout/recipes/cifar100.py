@@ -251,15 +251,7 @@ def fresh_mlp_rows(images: int) -> list[ClassificationConfig]:
     """
     base = _mlp(f"cifar100_mlp_{images}", 0 if images == MOST_IMAGES else images)
     weaker = (WEAK,) if images >= ENOUGH_IMAGES else ()
-    return [
-        base,
-        *(_noisy(base, f"dropout keep {keep}", "dropout", keep) for keep in FRESH_KEEP),
-        *_rotations(base, "default", FRESH_KEEP),
-        *_rotations(base, "plane", FRESH_KEEP, gradient="plane"),
-        *(_noisy(base, f"dropout keep {keep}", "dropout", keep) for keep in weaker),
-        *_rotations(base, "default", weaker),
-        *_rotations(base, "plane", weaker, gradient="plane"),
-    ]
+    return [base, *_compared(base, FRESH_KEEP), *_compared(base, weaker)]
 
 
 def vit_rows() -> list[ClassificationConfig]:
@@ -282,12 +274,7 @@ def vit_rows() -> list[ClassificationConfig]:
         precision="fp32",
         studies=("coadaptation",),
     )
-    return [
-        base,
-        *(_noisy(base, f"dropout keep {keep}", "dropout", keep) for keep in FRESH_KEEP),
-        *_rotations(base, "default", FRESH_KEEP),
-        *_rotations(base, "plane", FRESH_KEEP, gradient="plane"),
-    ]
+    return [base, *_compared(base, FRESH_KEEP)]
 
 
 def _mlp(recipe: str, subset: int) -> ClassificationConfig:
@@ -304,6 +291,15 @@ def _mlp(recipe: str, subset: int) -> ClassificationConfig:
         precision="fp32",
         studies=("coadaptation",),
     )
+
+
+def _compared(base: ClassificationConfig, keep: Sequence[float]) -> list[ClassificationConfig]:
+    """Dropout and RotationOut of equal strength, the latter also with less noise in its gradient."""
+    return [
+        *(_noisy(base, f"dropout keep {rate}", "dropout", rate) for rate in keep),
+        *_rotations(base, "default", keep),
+        *_rotations(base, "plane", keep, gradient="plane"),
+    ]
 
 
 def _noisy(base: ClassificationConfig, row: str, noise: str, keep: float, **options: Any) -> ClassificationConfig:
