@@ -16,7 +16,7 @@ from rotationout.report.verdicts import LEVEL
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NONE, DROPOUT, ROTATION = "none", "dropout keep 0.8", "rotation default sigma 0.500"
-ORIGIN = "rotation uncentred sigma 0.500"
+ORIGIN, STRUCTURED = "rotation uncentred sigma 0.500", "rotation structured sigma 0.500"
 WEAKER = "dropout keep 0.9", "rotation default sigma 0.333"
 RECORDS = read_records(ROOT / "results", "cifar100_resnet110_authors")
 ROWS = by_row(RECORDS)
@@ -41,7 +41,7 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
     ]
     lines.append(f"| RotationOut, p = 0.2, about the origin | {spread(POINTS[ORIGIN])} | – | – |")
     assert "\n".join(lines) in README
-    assert {*PRINTED, ORIGIN} == ROWS.keys(), "the others, centred Dropout among them, have no runs yet"
+    assert {*PRINTED, ORIGIN, STRUCTURED} == ROWS.keys(), "the others, centred Dropout among them, have no runs yet"
     assert {len(runs) for runs in ROWS.values()} == {3}
     header = "| here, 3 runs each | the paper, 5 runs each | here, five times the weight decay, 3 runs each |"
     assert header in README
@@ -89,6 +89,16 @@ def test_about_the_origin_they_are_not_ahead_of_dropout() -> None:
     lower = f"about the origin it is {-behind.mean:.2f} points lower (p-value {behind.p:.3f}) "
     said = f"{lower}and not significantly different from Dropout (p-value {level.p:.3f})"
     assert said in " ".join(README.split())
+
+
+def test_structured_pairings_do_as_well_as_permutations() -> None:
+    """mathematics.md, negative_results.md and reproducing.md."""
+    permuted, dropout = (mean_lead([(POINTS[STRUCTURED], POINTS[row])]) for row in (ROTATION, DROPOUT))
+    assert abs(permuted.mean) < 0.1
+    assert permuted.p > 0.5
+    assert permuted.low < -0.5 < 0.5 < permuted.high, "differences of half a point are not excluded"
+    assert min(POINTS[STRUCTURED]) > max(POINTS[DROPOUT])
+    assert dropout.p > LEVEL > p_value(POINTS[STRUCTURED], POINTS[NONE])
 
 
 def test_rotations_fit_as_dropout_of_twice_the_rate_does() -> None:
