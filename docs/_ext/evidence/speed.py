@@ -19,6 +19,9 @@ from .cells import benchmark, markdown, span
 __all__ = ["texts"]
 
 
+PLANE = "gradient in the plane"
+
+
 def texts() -> dict[str, str]:
     """By name."""
     return {**_layers(), **_networks(), **_narrow(), **_wide()}
@@ -29,13 +32,15 @@ def _layers() -> dict[str, str]:
     by_tensor: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_tensor.setdefault(row["tensor"], {})[row["noise"]] = row
-    structured, centred, authors, kept, dropped, called = [], [], [], [], [], []
+    structured, centred, authors, plane, kept, dropped, called = [], [], [], [], [], [], []
     for noises in by_tensor.values():
         base = noises["nn.Dropout"]
         ours = noises.get("structured per example", noises["structured per row"])
         structured.append(ours["captured_us"][0] / base["captured_us"][0])
         centred.append(noises["batch mean"]["captured_us"][0] / base["captured_us"][0])
         authors.append(noises["authors' formula"]["captured_us"][0] / base["captured_us"][0])
+        if PLANE in noises:
+            plane.append(noises[PLANE]["captured_us"][0] / base["captured_us"][0])
         called.append(ours["both_us"][0] / base["both_us"][0])
         kept.append(ours["bytes_kept"] / 1e6)
         dropped.append(base["bytes_kept"] / 1e6)
@@ -46,6 +51,7 @@ def _layers() -> dict[str, str]:
         "cpu_table": cpu_table(),
         "gpu_structured": span(structured),
         "gpu_centred": span(centred),
+        "gpu_plane": span(plane),
         "gpu_called": span(called),
         "gpu_authors": span(authors, 0),
         "gpu_kept": span(kept, 1),
