@@ -38,10 +38,49 @@ def test_it_equals_the_reference(layout: str, dtype: torch.dtype, kind: str) -> 
 
 @pytest.mark.usefixtures("_poisoned")
 @pytest.mark.parametrize(
+    ("features", "dtype"), crossed((2, 3, 6, 12, 20, 33, 48, 96, 256), (torch.float32, torch.bfloat16, torch.float16))
+)
+def test_structured_draws_take_one_launch(features: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several rows and the last of one, whole and not, pairs inside groups and between them."""
+    from rotationout.kernels.triton import plane
+
+    monkeypatch.setattr(plane, "rotate", refuse)
+    z = torch.randn(37, features, device=DEVICE).to(dtype)
+    for sharing in (("row", "row"), ("batch", "row"), ("row", "batch")):
+        assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, 1, "structured", *sharing), 1)
+
+
+def refuse(*arguments: object) -> None:
+    """In place of a launch that there must not be."""
+    raise AssertionError("what is turned is worked out where it is needed")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pairs_inside_a_group_and_between_two(inside: bool, dtype: torch.dtype) -> None:
+    """Rows of a tile are all of one kind, as they seldom are by chance."""
+    z = torch.randn(24, 64, device=DEVICE).to(dtype)
+    tan, index, seed = new_draw(z, 1, "structured", "row", "row")
+    index = index % 7 if inside else 7 + index % (63 - 7)
+    assert_turned_back(torch.randn_like(z) + z, z, (tan, index, seed), 1)
+
+
+def test_features_between_words_and_gradients_of_another_dtype() -> None:
+    memory = torch.randn(9, 65, device=DEVICE).bfloat16()
+    z = memory.flatten()[1 : 1 + 8 * 64].view(8, 64)
+    assert z.data_ptr() % 4 == 2
+    draw = new_draw(z, 1, "structured", "row", "row")
+    assert_turned_back(torch.randn_like(z) + z, z, draw, 1)
+    assert_turned_back(torch.randn(8, 64, device=DEVICE) + z, z, draw, 1)
+
+
+@pytest.mark.usefixtures("_poisoned")
+@pytest.mark.parametrize("kind", ["table", "structured"])
+@pytest.mark.parametrize(
     ("shape", "dim"), [((3, 70), 1), ((5, 8), 1), ((2, 3, 40, 5), 1), ((2, 70, 3), 1), ((2, 3, 9, 11), 1)]
 )
 def test_vectors_that_no_tile_holds_are_read_twice(
-    shape: tuple[int, ...], dim: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], dim: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rotationout.kernels.triton import plane
 
@@ -50,7 +89,7 @@ def test_vectors_that_no_tile_holds_are_read_twice(
     monkeypatch.setattr(sizes, "PLANE_POSITIONS", (8, 4))
     plane._program.cache_clear()
     z = torch.randn(shape, device=DEVICE)
-    assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, dim, "table", "row", "row"), dim)
+    assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, dim, kind, "row", "row"), dim)
     made = plane._program(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]), z.dtype, z.dtype, z.device)
     assert made.constants["WHOLE"] == (shape[dim] < 16)
     plane._program.cache_clear()

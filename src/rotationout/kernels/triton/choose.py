@@ -20,7 +20,7 @@ from .rows import rows_kernel
 from .sums import finish_kernel, maps_sum_kernel, rows_sum_kernel
 from .tables import SHARED, STRUCTURED, gather_kernel, gather_sum_kernel, pairs_kernel
 
-__all__ = ["finish", "follows", "once", "packs", "piece_of", "sums", "turn"]
+__all__ = ["by_instructions", "by_lanes", "dtype_of", "finish", "follows", "once", "packs", "piece_of", "sums", "turn"]
 
 
 def packs(x: Tensor) -> bool:
@@ -45,7 +45,7 @@ def turn(
     few = x.numel() <= sizes.FEW
     common = {"ADJOINT": adjoint, "MEAN": parts[0], "SHIFT": parts[1], "WEIGHT": weighted}
     common["BACKWARDS"] = sizes.BACKWARDS and again
-    if _by_lanes(plan):  # its programs do not start early
+    if by_lanes(plan):  # its programs do not start early
         return _lanes_turn(plan, x, weight, common, packed, again)
     common["FOLLOWS"] = follows(BESIDE if centred and few else AFTER)
     registers = sizes.FEW_REGISTERS if few else (0, 0)
@@ -89,7 +89,7 @@ def _rows_turn(
         warps, most = warps * 2, sizes.ROW_REGISTERS
     return Program(
         rows_kernel, count * cdiv(rows, height * tiles), features // piece, rows,
-        *plan.tan, plan.pairs[0], *weight, **common, DTYPE=None if wide else _dtype(x),
+        *plan.tan, plan.pairs[0], *weight, **common, DTYPE=None if wide else dtype_of(x),
         PIECE=piece, BLOCK_C=block_c, BLOCK_R=block_r, TILES=tiles, num_warps=warps, registers=most,
     )  # fmt: skip
 
@@ -107,8 +107,8 @@ def _lanes_turn(
     words = sizes.LANES_WORDS and packed and features % 4 == 0
     return Program(
         lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, *weight, FEATURES=features,
-        **common, LANES=lanes // 2, ODD=odd, MANY=count > 1, PACKED=_dtype(x) if words else None,
-        PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not odd, ASM=_by_instructions(x),
+        **common, LANES=lanes // 2, ODD=odd, MANY=count > 1, PACKED=dtype_of(x) if words else None,
+        PARTS=sizes.LANES_PARTS and x.element_size() == 4 and not odd, ASM=by_instructions(x),
         LATE=sizes.LANES_LATE and again, BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h,
         words=2 * words, num_warps=sizes.LANES_WARPS[size] * x.element_size() // 2,
         registers=sizes.LANES_REGISTERS[size] if again and _few_registers(plan.layout, x) else 0,
@@ -203,7 +203,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
     layout = plan.layout
     features, rows, count = layout.features, layout.rows, layout.n
     lanes, odd = pairing.lanes(features), features % 2 == 1
-    if _by_lanes(plan):
+    if by_lanes(plan):
         words = packed and features % 4 == 0
         part = lanes if words else min(lanes, 4)
         parts = next_power_of_2(features // part)
@@ -214,7 +214,7 @@ def _turned_sums(plan: Plan, x: Tensor, scale: float, packed: bool) -> Sums:
         splits = _splits(rows, block_r, sizes.LANES_SUM_PROGRAMS[words], count * tiles)
         program = Program(
             lanes_sum_kernel, count * splits * tiles, rows, splits, *plan.tan, *plan.pairs, scale,
-            FEATURES=features, LANES=lanes, ODD=odd, PACKED=_dtype(x) if words else None, ASM=_by_instructions(x),
+            FEATURES=features, LANES=lanes, ODD=odd, PACKED=dtype_of(x) if words else None, ASM=by_instructions(x),
             PART=part, BLOCK_G=block_g, BLOCK_R=block_r, BLOCK_H=block_h,
             words=int(words), num_warps=sizes.LANES_SUM_WARPS,
             registers=sizes.LANES_SUM_REGISTERS[words] if piece_of(features) == 16 else 0,
@@ -249,7 +249,7 @@ def _finish(features: int, parts: int) -> Program | None:
     return None if parts == 1 else finish(features, parts)
 
 
-def _by_instructions(x: Tensor) -> bool:
+def by_instructions(x: Tensor) -> bool:
     """Whether there are instructions to move and round two features of 16 bits: from compute capability 8 on."""
     return sizes.LANES_ASM and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
@@ -272,11 +272,13 @@ def _by_pairs(plan: Plan) -> bool:
     return plan.kind == SHARED and not plan.layout.last and rows >= sizes.PAIR_POSITIONS[rows % 2]
 
 
-def _by_lanes(plan: Plan) -> bool:
+def by_lanes(plan: Plan) -> bool:
+    """Whether draws are structured and the features last in memory: then groups of lanes move in one piece."""
     return plan.kind == STRUCTURED and plan.layout.last
 
 
-def _dtype(x: Tensor) -> Any:
+def dtype_of(x: Tensor) -> Any:
+    """Triton's name of a dtype of 16 bits."""
     return tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from .lanes import as_bits, as_numbers, exchange_where, flat, signed_by, swap_features
 from .lanes_words import turn_words
-from .pairing import first_state, games, sign_bits
+from .pairing import draws_of, games, sign_bits
 from .tables import program_number
 
 __all__ = ["lanes_kernel"]
@@ -167,24 +167,15 @@ def lanes_kernel(
     """Features last, structured draws, y = x + tan θ · A(x − m) + w·s for a tile of rows.
 
     With PACKED, the dtype of the features, x and y hold two of them to a word. PARTS: they have 32 bits, and D is even.
-    MANY says whether there is more than one n. LATE: see `turn_words`. Rows beyond the last are that one again, and not
-    stored.
+    MANY: see `draws_of`; rows beyond the last are not stored. LATE: see `turn_words`.
     """
-    program = program_number(BACKWARDS)
-    tiles = tl.cdiv(rows, BLOCK_R)
-    n = (program // tiles).to(tl.int64) if MANY else 0
-    start = (program % tiles if MANY else program).to(tl.int64) * BLOCK_R
-    row = tl.arange(0, BLOCK_R)[None, :, None]
-    present = row < rows - start
-    row = tl.minimum(row, (rows - 1 - start).to(tl.int32))
-    number = n * index_n + start * index_p + row * index_p
-    k = tl.load(index + number).to(tl.int32)
-    t = tl.load(tan + n * tan_n + start * tan_p + row * tan_p).to(tl.float32)
+    n, start, row, present, k, t, state = draws_of(
+        program_number(BACKWARDS), tan, index, seed, rows, tan_n, tan_p, index_n, index_p, FEATURES, MANY, BLOCK_R
+    )
     t = as_bits(-t if ADJOINT else t)
     w = 1.0
     if WEIGHT:
         w = tl.load(weight + n * weight_n + start * weight_p + row * weight_p)
-    state = first_state(tl.load(seed), number, FEATURES)
     rare = tl.min(tl.min(tl.min(k, axis=2), axis=1), axis=0) < LANES - 1
     base = (n * rows + start) * (FEATURES if PACKED is None else FEATURES // 2)
     x += base

@@ -21,7 +21,7 @@ from .lanes import (
 )
 from .pairing import games, sign_bits
 
-__all__ = ["turn_words"]
+__all__ = ["halves_of", "load_words", "places_of", "store_words", "turn_words"]
 
 
 @triton.jit
@@ -48,6 +48,74 @@ def of_both(numbers, one, two, flip, low, LANES: tl.constexpr, INSIDE: tl.conste
     else:
         v = of_groups(numbers, two, flip, LANES)
     return as_numbers(u), as_numbers(v)
+
+
+@triton.jit
+def places_of(row, one, two, FEATURES: tl.constexpr, LANES: tl.constexpr):
+    """Where the words of two groups are, (blocks, rows, more blocks, words)."""
+    half: tl.constexpr = LANES // 2
+    place = tl.arange(0, half)[None, None, None, :]
+    at_one = (row * (FEATURES // 2) + one * half)[:, :, :, None] + place
+    at_two = (row * (FEATURES // 2) + two * half)[:, :, :, None] + place
+    return at_one, at_two
+
+
+@triton.jit
+def halves_of(low, WORDS: tl.constexpr):
+    """The bits of WORDS words that two groups exchange if lanes meet inside them; ``low``: see `pairing.games`."""
+    word = tl.arange(0, WORDS)[None, None, :]
+    return tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
+
+
+@triton.jit
+def load_words(
+    x,
+    at_one,
+    at_two,
+    flip,
+    mask,
+    known,
+    LANES: tl.constexpr,
+    INSIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    ASM: tl.constexpr,
+    FULL: tl.constexpr,
+    LATE: tl.constexpr,
+):
+    """Two groups in fp32, the features of a pair in the same lane, the first of them on the left.
+
+    Not FULL: zeros where they are not ``known``. For INSIDE and LATE see `turn_words`.
+    """
+    u = flat(tl.load(x + at_one) if FULL else tl.load(x + at_one, mask=known, other=0))
+    v = flat(tl.load(x + at_two) if FULL else tl.load(x + at_two, mask=known, other=0))
+    if LATE:
+        tl.debug_barrier()  # no load is moved across it
+    if INSIDE:
+        u, v = exchange_where(u, v, mask)
+    return unpack_lanes(u, KIND), unpack_lanes(swap_words(v, flip, LANES, ASM), KIND)
+
+
+@triton.jit
+def store_words(
+    y,
+    at_one,
+    at_two,
+    u,
+    v,
+    flip,
+    mask,
+    valid,
+    LANES: tl.constexpr,
+    INSIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Store what `load_words` has loaded, or what was made of it, where it is ``valid``."""
+    u, v = pack_lanes(u, KIND, ASM), swap_words(pack_lanes(v, KIND, ASM), flip, LANES, ASM)
+    if INSIDE:
+        u, v = exchange_where(u, v, mask)
+    tl.store(y + at_one, tl.reshape(u, at_one.shape), mask=valid)
+    tl.store(y + at_two, tl.reshape(v, at_two.shape), mask=valid)
 
 
 @triton.jit
@@ -80,24 +148,14 @@ def turn_words(
     LATE: a mean or a shift, which caches hold, is asked for when all the features are on their way. Left alone, the
     compiler asks for half of either, to make do with few registers, and waits for features twice.
     """
-    half: tl.constexpr = LANES // 2
     groups = FEATURES // LANES
     b = offset + tl.arange(0, BLOCK_G)[:, None, None] + tl.arange(0, BLOCK_H)[None, None, :] * BLOCK_G
     valid = (present & (b < groups // 2))[:, :, :, None]
     b = tl.minimum(b, groups // 2 - 1)
     one, two, flip, low = games(k, b, groups, LANES, False)
-    place = tl.arange(0, half)[None, None, None, :]
-    at_one = (row * (FEATURES // 2) + one * half)[:, :, :, None] + place
-    at_two = (row * (FEATURES // 2) + two * half)[:, :, :, None] + place
-    u = flat(tl.load(x + at_one))
-    v = flat(tl.load(x + at_two))
-    if LATE:
-        tl.debug_barrier()  # no load is moved across it
-    word = tl.arange(0, u.shape[2])[None, None, :]
-    mask = tl.where(low == 1, -0x10000, tl.where((low & (2 * word)) != 0, -1, 0))
-    if INSIDE:
-        u, v = exchange_where(u, v, mask)
-    u, v = unpack_lanes(u, KIND), unpack_lanes(swap_words(v, flip, LANES, ASM), KIND)
+    at_one, at_two = places_of(row, one, two, FEATURES, LANES)
+    mask = halves_of(low, LANES // 2 * BLOCK_H)
+    u, v = load_words(x, at_one, at_two, flip, mask, valid, LANES, INSIDE, KIND, ASM, True, LATE)
     lane = tl.arange(0, LANES)[None, None, None, :]
     signed = signed_by(t, flat(~sign_bits(state, b, LANES)[:, :, :, None] >> lane))
     own, other = u, v
@@ -111,8 +169,4 @@ def turn_words(
         m, r = of_both(shift, one, two, flip, low, LANES, INSIDE)
         u += m * weight
         v += r * weight
-    u, v = pack_lanes(u, KIND, ASM), swap_words(pack_lanes(v, KIND, ASM), flip, LANES, ASM)
-    if INSIDE:
-        u, v = exchange_where(u, v, mask)
-    tl.store(y + at_one, tl.reshape(u, at_one.shape), mask=valid)
-    tl.store(y + at_two, tl.reshape(v, at_two.shape), mask=valid)
+    store_words(y, at_one, at_two, u, v, flip, mask, valid, LANES, INSIDE, KIND, ASM)

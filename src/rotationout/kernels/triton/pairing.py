@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "draws_of",
     "first_state",
     "games",
     "meet",
@@ -43,6 +44,38 @@ def sign_bits(state, block, LANES: tl.constexpr):
     bit = block * LANES
     word = mix(state + (bit >> 6).to(tl.uint64) * GOLDEN)
     return (word >> (bit & 63).to(tl.uint64)).to(tl.int32)
+
+
+@triton.jit
+def draws_of(
+    program,
+    tan,
+    index,
+    seed,
+    rows,
+    tan_n,
+    tan_p,
+    index_n,
+    index_p,
+    FEATURES: tl.constexpr,
+    MANY: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """What a program of BLOCK_R rows (1, rows, 1) reads for them: which they are, and what was drawn.
+
+    That is n, the first row, the others counted from there, which of them there are, and their draws, tangents and
+    states, see `first_state`. MANY says whether there is more than one n. Rows beyond the last are that one again.
+    """
+    tiles = tl.cdiv(rows, BLOCK_R)
+    n = (program // tiles).to(tl.int64) if MANY else 0
+    start = (program % tiles if MANY else program).to(tl.int64) * BLOCK_R
+    row = tl.arange(0, BLOCK_R)[None, :, None]
+    present = row < rows - start
+    row = tl.minimum(row, (rows - 1 - start).to(tl.int32))
+    number = n * index_n + start * index_p + row * index_p
+    k = tl.load(index + number).to(tl.int32)
+    t = tl.load(tan + n * tan_n + start * tan_p + row * tan_p).to(tl.float32)
+    return n, start, row, present, k, t, first_state(tl.load(seed), number, FEATURES)
 
 
 @triton.jit

@@ -1,4 +1,9 @@
-"""The GPU program for a gradient in one plane: three tensors are read and one is written, see `kernels.plane`."""
+"""The GPU programs for a gradient in one plane, see `kernels.plane`.
+
+If draws are structured and a program can hold a vector, one launch reads the features and the gradient, and works out
+again what the features were turned to (`lanes_plane`). Otherwise one launch turns the features, and another reads the
+three.
+"""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803 - compile-time constants are in capitals
@@ -13,30 +18,65 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ... import pairing
 from .. import reference
 from ..memory import in_memory_order
 from . import choose, sizes
 from .apply import fits, rotate
+from .lanes_plane import plane_lanes_kernel
 from .launch import Program
-from .layout import cdiv, next_power_of_2
+from .layout import Arranged, Plan, arrange, cdiv, next_power_of_2
 from .overlap import AFTER, wait_if
 
 __all__ = ["plane_kernel", "turn_back"]
 
 
 def turn_back(grad: Tensor, z: Tensor, tan: Tensor, index: Tensor, seed: Tensor | None, dim: int) -> Tensor:
-    """See `rotationout.kernels.reference.turn_back`; what is turned is rounded, as it was in forward."""
+    """See `rotationout.kernels.reference.turn_back`; what another launch has turned is rounded, as in forward."""
     if not fits(z, dim):
         return reference.turn_back(grad, z, tan, index, seed, dim)
-    turned = rotate(z, None, tan, index, seed, dim, False)
     with torch.cuda.device_of(z):  # Triton launches on the current device
         dense, order = in_memory_order(z)
-        g, w = (t.permute(order).contiguous() for t in (grad, turned))
-        axis = order.index(dim)
-        before, after = (math.prod(shape) for shape in (dense.shape[:axis], dense.shape[axis + 1 :]))
+        g = grad.permute(order).contiguous()
         result = torch.empty_like(g)
-        _program(before, dense.size(axis), after, grad.dtype, z.dtype, z.device)(g, dense, w, result)
+        if not _at_once(arrange(z, tan, index, seed, dim, None), g, result):
+            turned = rotate(z, None, tan, index, seed, dim, False).permute(order).contiguous()
+            axis = order.index(dim)
+            before, after = (math.prod(shape) for shape in (dense.shape[:axis], dense.shape[axis + 1 :]))
+            _program(before, dense.size(axis), after, grad.dtype, z.dtype, z.device)(g, dense, turned, result)
     return result.permute([order.index(a) for a in range(z.ndim)])
+
+
+def _at_once(draw: Arranged, grad: Tensor, result: Tensor) -> bool:
+    """Write the result in one launch, if a program can do that; ``grad`` and ``result`` are in the order of memory."""
+    plan, x = draw.plan, draw.x
+    features = plan.layout.features
+    if draw.tan is None or draw.pairs is None or draw.seed is None:
+        return False
+    if not choose.by_lanes(plan) or features > sizes.PLANE_FEATURES or grad.dtype != x.dtype:
+        return False
+    packed = sizes.LANES_WORDS and features % 4 == 0 and choose.packs(x) and choose.packs(grad)
+    key = "plane", packed
+    program = plan.programs.get(key)
+    if program is None:
+        program = plan.programs[key] = _lanes_program(plan, x, packed)
+    program(grad, x, result, draw.tan, draw.pairs, draw.seed)
+    return True
+
+
+def _lanes_program(plan: Plan, x: Tensor, packed: bool) -> Program:
+    features, rows, count = plan.layout.features, plan.layout.rows, plan.layout.n
+    lanes, odd = pairing.lanes(features), features % 2 == 1
+    block_b = next_power_of_2(features // lanes // 2 + odd)
+    block_r = max(1, min(sizes.PLANE_LANES // (2 * lanes * block_b), next_power_of_2(rows)))
+    warps = max(1, 2 * lanes * block_b * block_r // sizes.PLANE_LANES) * (1 if packed else 2)
+    block_h = max(1, min(sizes.LANES_BLOCKS, block_b // 8, block_b * block_r // (32 * warps)))
+    return Program(
+        plane_lanes_kernel, count * cdiv(rows, block_r), rows, *plan.tan, *plan.pairs, FEATURES=features, LANES=lanes,
+        ODD=odd, MANY=count > 1, PACKED=choose.dtype_of(x) if packed else None, ASM=choose.by_instructions(x),
+        BLOCK_G=block_b // block_h, BLOCK_R=block_r, BLOCK_H=block_h,
+        words=3 * packed, num_warps=warps,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)

@@ -79,8 +79,11 @@ adds up all the parts. Tiles are large where 16 elements lie together, since few
 FEW, FEW_REGISTERS = 2**20, (168, 255)
 """For up to so many elements all programs run at once, however many registers they have: enough to hold all that they
 load, and more to turn rows. By default the compiler takes fewer registers, and waits for a few numbers at a time."""
+PLANE_LANES = 1024
+"""Elements of gradients that a warp has, of 16 bits; half as many of 32 bits. A program of short vectors has one warp,
+or two. This size and the next ones have not been measured yet."""
 PLANE_TILE, PLANE_WARPS = 2048, 4
-"""Elements of a tile of gradients, and warps. These sizes and the next ones have not been measured yet."""
+"""Elements of a tile of gradients where what was turned is read, and warps."""
 PLANE_POSITIONS, PLANE_PROGRAMS = (64, 16), 528
 """Positions side by side in such a tile of maps: the most, and the least if there would be fewer programs than so many.
 """
