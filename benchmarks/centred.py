@@ -39,6 +39,8 @@ STAGE_3_FP32: Case = (torch.float32, (256, 256, 14, 14), True)
 STAGE_4: Case = (torch.bfloat16, (256, 512, 14, 14), True)
 STAGE_4_SMALL: Case = (torch.bfloat16, (256, 512, 7, 7), True)
 WIDE: Case = (torch.bfloat16, (128, 640, 8, 8), True)
+WIDE_2: Case = (torch.bfloat16, (128, 320, 16, 16), True)
+WIDE_FIRST: Case = (torch.bfloat16, (128, 160, 32, 32), True)
 SMALL_LAST: Case = (torch.bfloat16, (128, 64, 8, 8), True)
 SMALL: Case = (torch.bfloat16, (128, 64, 8, 8), False)
 ROWS: Case = (torch.bfloat16, (802816, 256), False)
@@ -52,6 +54,8 @@ CASES = [
     STAGE_4,
     STAGE_4_SMALL,
     WIDE,
+    WIDE_2,
+    WIDE_FIRST,
     SMALL_LAST,
     SMALL,
     ROWS,
@@ -59,7 +63,7 @@ CASES = [
     LONG_ROWS_FP32,
 ]
 """Maps use the default draw, a permutation for each example; rows use a structured pairing each, or one permutation for
-all of them where the name says so. Stages are those of ResNet-50."""
+all of them where the name says so. Stages are those of ResNet-50, wide maps those of WideResNet28-10."""
 
 
 class Idea(NamedTuple):
@@ -76,7 +80,11 @@ IDEAS: dict[str, Idea] = {
         [LARGE, LARGE_LAST, ROWS, LONG_ROWS, LONG_ROWS_FP32],
     ),
     "sums in threads": Idea({"SUM_THREAD": 1, "SUM_REGISTERS": 80}, [LARGE, LARGE_LAST, STAGE_3, STAGE_4]),
-    "sums that run at once": Idea({"SUM_PARTS": (2112, 2112)}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]),
+    "fewer medium sums": Idea({"MEDIUM_ROWS": 0}, [STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE, WIDE_2, WIDE_FIRST]),
+    "features of sums": Idea({"SUM_LEAST_FEATURES": 1}, [WIDE_FIRST]),
+    "sums that run at once": Idea(
+        {"SUM_PARTS": (2112, 2112), "MEDIUM_ROWS": 0}, [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE]
+    ),
     "more sums than run at once": Idea({"SUM_PARTS": (528, 528)}, [LARGE]),
     "sum tiles of 16 KB": Idea(
         {"SUM_TILE": (16384, 8192), "SUM_REGISTERS": 80},
@@ -103,13 +111,13 @@ IDEAS: dict[str, Idea] = {
     "walks of long rows": Idea({"ROW_WALK": 1}, [LONG_ROWS, LONG_ROWS_FP32], "permutation, batch mean"),
     "walks twice as long": Idea({"ROW_WALK": 16}, [LONG_ROWS, LONG_ROWS_FP32], "permutation, batch mean"),
     "sums of 8 warps": Idea(
-        {"SUM_TILE": (4096, 2048), "SUM_WARPS": 4, "SUM_PARTS": (2112, 1056)},
+        {"SUM_TILE": (4096, 2048), "SUM_WARPS": 4, "SUM_PARTS": (2112, 1056), "MEDIUM_ROWS": 0},
         [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE],
     ),
     "backwards": Idea({"BACKWARDS": False}, [*CASES[:7], ROWS, LONG_ROWS, LONG_ROWS_FP32]),
     "running mean in a launch": Idea({"FOLLOW": False}, [SMALL, SMALL_LAST, LONG_ROWS_FP32], "running mean"),
     "running mean backwards": Idea({"BACKWARDS": False}, [LARGE, LONG_ROWS, LONG_ROWS_FP32], "running mean"),
-    "overlap": Idea({"OVERLAP": False}, CASES[:9]),
+    "overlap": Idea({"OVERLAP": False}, CASES[:11]),
 }
 """Some turn on what is off by default, to test that choice."""
 

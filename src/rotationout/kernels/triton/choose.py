@@ -162,6 +162,8 @@ def _rows_sums(plan: Plan, x: Tensor, weight: tuple[int, int], scale: float, com
     tile = sizes.FEW_TILE if few and _few_registers(plan.layout, x) else _sum_tile(x)
     block_c, block_p = _sum_blocks(plan.layout, rows, tile)
     tiles, programs = cdiv(features, block_c), sizes.SUM_PARTS[True]
+    if x.element_size() == 2 and x.numel() <= sizes.MEDIUM_ROWS:
+        programs = max(1, programs // 2)
     per_outer = 1 if each else cdiv(count * tiles, programs)
     outer = cdiv(count, per_outer)
     splits = min(sizes.FEW_PARTS, cdiv(rows, block_p)) if few else _splits(rows, block_p, programs, outer * tiles)
@@ -336,6 +338,9 @@ def _sum_blocks(layout: Layout, rows: int, tile: int) -> tuple[int, int]:
     """Features and rows of a tile."""
     if layout.last:
         block_c = _even_block(layout.features, sizes.SUM_FEATURES)
+        least = sizes.SUM_LEAST_FEATURES
+        if block_c < least and cdiv(layout.features, least) * least <= 1.25 * layout.features:
+            block_c = least
         return block_c, max(1, min(tile // block_c, next_power_of_2(rows)))
     few = cdiv(tile, next_power_of_2(layout.features))
     block_p = min(max(few, sizes.SUM_POSITIONS if tile > sizes.SMALL_TILE else sizes.SMALL_TILE), next_power_of_2(rows))

@@ -56,9 +56,12 @@ up at once."""
 SUM_POSITIONS, SUM_FEATURES = 128, 256
 """The most elements side by side in a tile of a sum: positions on maps, whose angles are then read in the order of the
 features, and features where these are last in memory."""
-SUM_PARTS = 2112, 528
+SUM_LEAST_FEATURES = 64
+"""Features side by side in a tile, where they are last: at least so many, if no more than a quarter are none. Tiles of
+32 features have so many rows that a thread takes a single one."""
+SUM_PARTS, MEDIUM_ROWS = (2112, 528), 2**25
 """Programs that share a sum, if there is enough to add up: on maps more than run at once, with the features last as
-many as run at once."""
+many as run at once; half of them for up to MEDIUM_ROWS elements of 16 bits."""
 LANES_SUM_TILE, LANES_SUM_WARPS, LANES_SUM_REGISTERS = 4096, 4, (128, 80)
 """Elements of a tile, warps and registers of a sum of structured turns; registers for 32 bits and for words of two."""
 LANES_SUM_PROGRAMS = 528, 792
