@@ -44,6 +44,8 @@ TOGETHER = {"tokens of 1001": 1, "maps of 14 × 14": 4, "maps of 7 × 7": 1}
 SMALL = ("maps of odd D", "one vector", "maps of one position", "features first")
 """Of these some numbers are 1, which Triton makes constants of."""
 SIZES |= {name: LAYOUTS[name] for name in SMALL}
+EXAMPLES = ["tokens of 768", "tokens of 1001"]
+"""Of these, rows of an example can share what is drawn."""
 SHARING = [("batch", "batch"), ("batch", "row"), ("example", "example"), ("row", "row")]
 """What has one pairing, and what has one angle."""
 MEASURED, SPILLED = 90, 128
@@ -124,6 +126,23 @@ def test_the_gradient_in_the_plane(
         bits = min(128, 8 * z.element_size() * TOGETHER.get(size, 16))
         loads = set(re.findall(r"ld\.global\.(\S+)", code.read_text()))
         assert words[bits] in loads if name == "plane_lanes_kernel" else {words[bits]} == loads
+
+
+@pytest.mark.parametrize(("size", "dtype", "capability"), crossed(EXAMPLES, DTYPES, SHARED))
+def test_the_gradient_in_the_plane_of_examples(
+    size: str,
+    dtype: torch.dtype,
+    capability: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(LAYOUTS, size, SIZES[size])
+    z, dim = new_features(size, dtype)
+    programs.turn_back(torch.empty_like(z), z, *new_draw(z, dim, "structured", "example", "row"), dim)
+    made = {program.name: program.spilled for program in assembled(capfd.readouterr().out)}
+    assert made == {"plane_lanes_kernel": 0}
+    ((plan, _),) = layout._plans.values()
+    assert plan.programs["plane", dtype != torch.float32 and z.size(dim) % 4 == 0].constants["MANY"]
 
 
 @pytest.mark.parametrize("capability", SHARED)

@@ -1,4 +1,4 @@
-"""The GPU program for gradients in a plane, against the reference: on a GPU, else in Triton's interpreter."""
+"""The GPU programs for gradients in a plane, against the reference: on a GPU, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -44,10 +44,26 @@ def test_structured_draws_take_one_launch(features: int, dtype: torch.dtype, mon
     """Tiles of several rows and the last of one, whole and not, pairs inside groups and between them."""
     from rotationout.kernels.triton import plane
 
-    monkeypatch.setattr(plane, "rotate", refuse)
+    monkeypatch.setattr(plane, "turned", refuse)
     z = torch.randn(37, features, device=DEVICE).to(dtype)
     for sharing in (("row", "row"), ("batch", "row"), ("row", "batch")):
         assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, 1, "structured", *sharing), 1)
+
+
+@pytest.mark.parametrize("sharing", [("row", "example"), ("example", "row"), ("example", "example")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_that_share_what_is_drawn_for_their_example(
+    sharing: tuple[str, str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rotationout.kernels.triton import layout, plane
+
+    monkeypatch.setattr(plane, "turned", refuse)
+    layout._plans.clear()
+    z = torch.randn(3, 40, 24, device=DEVICE).to(dtype)
+    assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, 2, "structured", *sharing), 2)
+    ((plan, _),) = layout._plans.values()
+    assert plan.layout.n == 3
+    assert [program.constants["MANY"] for program in plan.programs.values()] == [True]
 
 
 def refuse(*arguments: object) -> None:
@@ -65,13 +81,31 @@ def test_pairs_inside_a_group_and_between_two(inside: bool, dtype: torch.dtype) 
     assert_turned_back(torch.randn_like(z) + z, z, (tan, index, seed), 1)
 
 
-def test_features_between_words_and_gradients_of_another_dtype() -> None:
-    memory = torch.randn(9, 65, device=DEVICE).bfloat16()
-    z = memory.flatten()[1 : 1 + 8 * 64].view(8, 64)
-    assert z.data_ptr() % 4 == 2
-    draw = new_draw(z, 1, "structured", "row", "row")
-    assert_turned_back(torch.randn_like(z) + z, z, draw, 1)
-    assert_turned_back(torch.randn(8, 64, device=DEVICE) + z, z, draw, 1)
+def test_two_features_are_read_at_once_where_all_start_at_words() -> None:
+    from rotationout.kernels.triton import layout, plane
+
+    plane._program.cache_clear()
+    aligned = torch.randn(8, 64, device=DEVICE).bfloat16()
+    shifted = torch.randn(8 * 64 + 1, device=DEVICE).bfloat16()[1:].view(8, 64)
+    assert (aligned.data_ptr() % 4, shifted.data_ptr() % 4) == (0, 2)
+    draw = new_draw(aligned, 1, "structured", "row", "row")
+    for z, g, packings in (
+        (aligned, aligned, {True}),
+        (aligned, shifted, {True, False}),
+        (shifted, aligned, {False}),
+    ):
+        layout._plans.clear()
+        assert_turned_back(g + z, z, draw, 1)  # a sum starts at a word
+        found = turn_back(g, z, *draw, 1)
+        exact = reference.turn_back(g.double(), z.double(), *draw, 1)
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=float(0.02 * exact.abs().max()))
+        ((plan, _),) = layout._plans.values()
+        assert plan.programs.keys() == {("plane", packed) for packed in packings}
+        for (_, packed), program in plan.programs.items():
+            assert (program.words, program.constants["PACKED"] is not None) == (3 * packed, packed)
+    assert plane._program.cache_info().currsize == 0
+    assert_turned_back(torch.randn(8, 64, device=DEVICE) + aligned, aligned, draw, 1)
+    assert plane._program.cache_info().currsize == 1, "a gradient of another dtype takes two launches"
 
 
 @pytest.mark.usefixtures("_poisoned")
@@ -90,6 +124,8 @@ def test_vectors_that_no_tile_holds_are_read_twice(
     plane._program.cache_clear()
     z = torch.randn(shape, device=DEVICE)
     assert_turned_back(torch.randn_like(z) + z, z, new_draw(z, dim, kind, "row", "row"), dim)
+    small = kind == "structured" and shape[-1] < 16 and dim == len(shape) - 1
+    assert plane._program.cache_info().currsize == (not small)
     made = plane._program(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]), z.dtype, z.dtype, z.device)
     assert made.constants["WHOLE"] == (shape[dim] < 16)
     plane._program.cache_clear()

@@ -15,6 +15,7 @@ from rotationout import pairing
 from rotationout.kernels import reference
 from rotationout.kernels.triton import (
     apply,
+    choose,
     feature_sum,
     follow_mean,
     mean_parts,
@@ -23,7 +24,8 @@ from rotationout.kernels.triton import (
 )
 from rotationout.kernels.triton import layout as arrangements
 from rotationout.kernels.triton.lanes_sum import signs_kernel
-from rotationout.kernels.triton.launch import Program
+from rotationout.kernels.triton.launch import Program, Sums
+from rotationout.kernels.triton.layout import Layout, Plan
 from rotationout.kernels.triton.tables import gather_sum_kernel
 
 pytestmark = MARKS
@@ -225,3 +227,33 @@ def test_few_parts_of_a_mean_are_added_up_by_the_programs_that_turn(
     left = [sums for plan, _ in arrangements._plans.values() for sums in plan.sums.values() if sums.finish is None]
     assert len(left) == (3 if elements else 0)  # not where examples have pairings of their own
     assert all(sums.parts > 1 for sums in left)
+
+
+@pytest.mark.parametrize(
+    ("features", "weighted", "dtype", "block"),
+    [
+        (160, True, torch.bfloat16, 64),
+        (160, False, torch.bfloat16, 32),
+        (160, True, torch.float32, 32),
+        (96, True, torch.bfloat16, 32),
+        (48, True, torch.bfloat16, 16),
+        (320, True, torch.bfloat16, 64),
+        (640, True, torch.bfloat16, 128),
+    ],
+)
+def test_tiles_of_weighted_sums_are_wide(features: int, weighted: bool, dtype: torch.dtype, block: int) -> None:
+    x = torch.empty(100_000, features, dtype=dtype, device="meta")
+    assert sums_of(x, weighted).program.constants["BLOCK_C"] == block
+
+
+def test_medium_maps_have_half_the_programs() -> None:
+    large = torch.empty(2**17 + 1, 256, dtype=torch.bfloat16, device="meta")
+    grids = [sums_of(x, False).program.grid[0] for x in (large, large[:-1], large.float()[:-1])]
+    assert grids == [528, 264, 528]
+
+
+def sums_of(x: torch.Tensor, weighted: bool) -> Sums:
+    """The programs that add up rows."""
+    weight = torch.empty(1, len(x), device="meta") if weighted else None
+    plan = Plan(Layout((), (len(x),), x.size(1), True), (), None, None, weight)
+    return choose.sums(plan, x, False, weighted, 1.0, True)

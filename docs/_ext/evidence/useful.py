@@ -8,7 +8,7 @@ from typing import Any
 from rotationout.experiments.results import read_records
 from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
 
-from .accuracy import TABLE1
+from .accuracy import STRUCTURED, TABLE1
 from .cells import RESULTS, markdown, span
 
 __all__ = ["texts"]
@@ -25,6 +25,7 @@ NAMES = {
     PAIRS[0][0]: "RotationOut, p = 0.1",
     PAIRS[1][1]: "Dropout, p = 0.2",
     PAIRS[1][0]: "RotationOut, p = 0.2",
+    STRUCTURED: "RotationOut, p = 0.2, structured",
     ORIGIN: "RotationOut, p = 0.2, about the origin",
 }
 
@@ -47,7 +48,7 @@ def texts() -> dict[str, str]:
     divided = [-_mean(runs[row], "divided") for row in NAMES if row != "none"]
     return {
         "useful_table": markdown(header, rows),
-        "useful_cost": f"{-_mean(runs[PAIRS[1][0]], 'recalibrated'):.2f}",
+        "useful_cost": " and ".join(f"{-_mean(runs[row], 'recalibrated'):.2f}" for row in (PAIRS[1][0], STRUCTURED)),
         "useful_divided": span(divided, 1),
         "useful_more": " and ".join(f"{gain:.2f}" for gain in more),
         "useful_more_p": " and ".join(shown_p(p_value(shift[ours], shift[theirs])) for ours, theirs in PAIRS),

@@ -14,7 +14,7 @@ from . import choose, sizes
 from .launch import Program
 from .layout import Arranged, arrange
 
-__all__ = ["feature_sum", "fits", "follow_mean", "mean_parts", "rotate", "rotate_centred"]
+__all__ = ["feature_sum", "fits", "follow_mean", "mean_parts", "rotate", "rotate_centred", "turned"]
 
 
 def rotate(
@@ -26,7 +26,7 @@ def rotate(
     with torch.cuda.device_of(x):  # Triton launches on the current device
         draw = arrange(x, tan, index, seed, dim, None)
         mean = None if mean is None else mean.reshape(1, -1).float().contiguous()
-        return _apply(draw, mean, None, adjoint, centred=False)
+        return turned(draw, mean, None, adjoint, centred=False)
 
 
 def rotate_centred(
@@ -47,7 +47,7 @@ def rotate_centred(
             return result
         mean = _sums(draw, turned=adjoint, mean=True)
         about, back = (None, mean) if adjoint else (mean, None)
-        return _apply(draw, about, back, adjoint, centred=True)
+        return turned(draw, about, back, adjoint, centred=True)
 
 
 def feature_sum(x: Tensor, weight: Tensor | None, dim: int) -> Tensor:
@@ -109,7 +109,7 @@ def _at_once(draw: Arranged, adjoint: bool) -> Tensor | None:
     return y
 
 
-def _apply(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: bool, *, centred: bool) -> Tensor:
+def turned(draw: Arranged, mean: Tensor | None, shift: Tensor | None, adjoint: bool, *, centred: bool) -> Tensor:
     """The result of y = x + tan θ · A(x − m) + w·s, with −θ if ``adjoint``; m and s in parts (parts, D).
 
     ``centred``: what was launched last has made m or s, by this call.

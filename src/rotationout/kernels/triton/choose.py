@@ -160,7 +160,8 @@ def _rows_sums(plan: Plan, x: Tensor, weight: tuple[int, int], scale: float, com
     short = features <= sizes.SUM_FEATURES and x.element_size() == 2 and _by_rows(plan, x)
     few = count == 1 and short and x.numel() <= sizes.SMALL_ROWS
     tile = sizes.FEW_TILE if few and _few_registers(plan.layout, x) else _sum_tile(x)
-    block_c, block_p = _sum_blocks(plan.layout, rows, tile)
+    least = sizes.SUM_LEAST_FEATURES if common["WEIGHT"] and x.element_size() == 2 else 1
+    block_c, block_p = _sum_blocks(plan.layout, rows, tile, least)
     tiles, programs = cdiv(features, block_c), sizes.SUM_PARTS[True]
     if x.element_size() == 2 and x.numel() <= sizes.MEDIUM_ROWS:
         programs = max(1, programs // 2)
@@ -334,11 +335,10 @@ def _splits(rows: int, block: int, programs: int, others: int) -> int:
     return max(1, min(programs // others, cdiv(rows, 2 * block)))
 
 
-def _sum_blocks(layout: Layout, rows: int, tile: int) -> tuple[int, int]:
-    """Features and rows of a tile."""
+def _sum_blocks(layout: Layout, rows: int, tile: int, least: int = 1) -> tuple[int, int]:
+    """Features and rows of a tile; for ``least`` see `sizes.SUM_LEAST_FEATURES`."""
     if layout.last:
         block_c = _even_block(layout.features, sizes.SUM_FEATURES)
-        least = sizes.SUM_LEAST_FEATURES
         if block_c < least and cdiv(layout.features, least) * least <= 1.25 * layout.features:
             block_c = least
         return block_c, max(1, min(tile // block_c, next_power_of_2(rows)))

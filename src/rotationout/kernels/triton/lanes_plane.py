@@ -93,7 +93,7 @@ def plane_of_features(
     ODD: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Features whatever they are; with ODD the first block is the idle feature's, which meets itself."""
+    """Features whatever they are; with ODD the first block is the idle feature's, which meets a zero."""
     groups: tl.constexpr = FEATURES // LANES
     blocks = groups // 2 + ODD
     b = tl.arange(0, BLOCK_B)[:, None, None]
@@ -108,8 +108,6 @@ def plane_of_features(
     u, v = load_features(z, at_one, at_two, flip, mask, first, second, LANES)
     gu, gv = load_features(grad, at_one, at_two, flip, mask, first, second, LANES)
     signed = signed_by(t, ~sign_bits(state, tl.maximum(b - ODD, 0), LANES) >> lane)
-    if ODD:
-        signed = tl.where(b == 0, 0.0, signed)
     gu, gv = in_plane(u, v, gu, gv, signed)
     u, v = exchange_where(as_bits(gu), swap_features(as_bits(gv), flip, LANES), mask)
     tl.store(y + at_one, as_numbers(u).to(y.dtype.element_ty), mask=present & first)

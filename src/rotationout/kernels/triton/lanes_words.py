@@ -1,4 +1,4 @@
-"""Turn groups of lanes whose features lie two to a word, for `lanes_turn`; and load their part of a mean or a shift."""
+"""Groups of lanes whose features lie two to a word: load, turn and store them, and their part of a mean or a shift."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803 - compile-time constants are in capitals

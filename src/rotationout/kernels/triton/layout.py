@@ -90,7 +90,7 @@ class Plan:
         structured = pairs is not None and pairs.ndim == 2
         self.kind = int(STRUCTURED if structured else EACH if self.pairs[1] else SHARED)
         self.programs: dict[object, Program] = {}
-        """Those that turn the features, by what `apply` asks of them;"""
+        """Those that turn the features, by what `apply` and `plane` ask of them;"""
         self.sums: dict[object, Sums] = {}
         """those that add them up,"""
         self.once: dict[bool, Program | None] = {}

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ... import pairing
 from .. import reference
-from ..memory import in_memory_order
+from ..memory import memory_order
 from . import choose, sizes
-from .apply import fits, rotate
+from .apply import fits, turned
 from .lanes_plane import plane_lanes_kernel
 from .launch import Program
 from .layout import Arranged, Plan, arrange, cdiv, next_power_of_2
@@ -36,14 +36,14 @@ def turn_back(grad: Tensor, z: Tensor, tan: Tensor, index: Tensor, seed: Tensor 
     if not fits(z, dim):
         return reference.turn_back(grad, z, tan, index, seed, dim)
     with torch.cuda.device_of(z):  # Triton launches on the current device
-        dense, order = in_memory_order(z)
+        draw, order = arrange(z, tan, index, seed, dim, None), memory_order(z)
         g = grad.permute(order).contiguous()
         result = torch.empty_like(g)
-        if not _at_once(arrange(z, tan, index, seed, dim, None), g, result):
-            turned = rotate(z, None, tan, index, seed, dim, False).permute(order).contiguous()
+        if not _at_once(draw, g, result):
+            w = turned(draw, None, None, False, centred=False)
             axis = order.index(dim)
-            before, after = (math.prod(shape) for shape in (dense.shape[:axis], dense.shape[axis + 1 :]))
-            _program(before, dense.size(axis), after, grad.dtype, z.dtype, z.device)(g, dense, turned, result)
+            before, after = (math.prod(shape) for shape in (g.shape[:axis], g.shape[axis + 1 :]))
+            _program(before, g.size(axis), after, grad.dtype, z.dtype, z.device)(g, draw.x, w, result)
     return result.permute([order.index(a) for a in range(z.ndim)])
 
 

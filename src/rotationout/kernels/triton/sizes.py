@@ -57,8 +57,8 @@ SUM_POSITIONS, SUM_FEATURES = 128, 256
 """The most elements side by side in a tile of a sum: positions on maps, whose angles are then read in the order of the
 features, and features where these are last in memory."""
 SUM_LEAST_FEATURES = 64
-"""Features side by side in a tile, where they are last: at least so many, if no more than a quarter are none. Tiles of
-32 features have so many rows that a thread takes a single one."""
+"""Features side by side in a tile of a weighted sum of 16 bits, where they are last: at least so many, if that makes at
+most a quarter more of them. Tiles of 32 features have so many rows that a thread takes a single one."""
 SUM_PARTS, MEDIUM_ROWS = (2112, 528), 2**25
 """Programs that share a sum, if there is enough to add up: on maps more than run at once, with the features last as
 many as run at once; half of them for up to MEDIUM_ROWS elements of 16 bits."""
@@ -83,8 +83,8 @@ FEW, FEW_REGISTERS = 2**20, (168, 255)
 """For up to so many elements all programs run at once, however many registers they have: enough to hold all that they
 load, and more to turn rows. By default the compiler takes fewer registers, and waits for a few numbers at a time."""
 PLANE_LANES = 1024
-"""Elements of gradients that a warp has, of 16 bits; half as many of 32 bits. A program of short vectors has one warp,
-or two. This size and the next ones have not been measured yet."""
+"""Elements of gradients that a warp has if they go two to a word, else half as many. A program of short vectors has one
+warp, or two. This size and the next ones have not been measured yet."""
 PLANE_TILE, PLANE_WARPS = 2048, 4
 """Elements of a tile of gradients where what was turned is read, and warps."""
 PLANE_POSITIONS, PLANE_PROGRAMS = (64, 16), 528
