@@ -1,4 +1,4 @@
-"""Where the time of RotationOut about a batch mean goes on a GPU: ``python -m benchmarks.centred``.
+"""Where the time of RotationOut goes on a GPU, most of all about a batch mean: ``python -m benchmarks.centred``.
 
 For each tensor, medians in µs of forward, backward and both in CUDA graphs, compared with a device-to-device copy and
 torch's own Dropouts. Then every kernel of one forward and backward, with its name, launches and mean time; here each
@@ -23,12 +23,13 @@ from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
 import rotationout as ro
-from rotationout.kernels.triton import apply, draws, layout, sizes
+from rotationout.kernels.triton import apply, draws, layout, plane, sizes
 
 from .gpu import P, features_of, label
 from .records import RESULTS, write
 
-SHOWN = "batch mean", "running mean", "permutation", "permutation, batch mean"
+PLANE = "gradient in the plane"
+SHOWN = "batch mean", "running mean", "permutation", "permutation, batch mean", PLANE
 """The noises whose kernels are all shown."""
 Case = tuple[torch.dtype, tuple[int, ...], bool]
 Values = dict[str, Any]
@@ -115,6 +116,9 @@ IDEAS: dict[str, Idea] = {
         [LARGE_LAST, STAGE_3, STAGE_4, STAGE_4_SMALL, WIDE],
     ),
     "backwards": Idea({"BACKWARDS": False}, [*CASES[:7], ROWS, LONG_ROWS, LONG_ROWS_FP32]),
+    "plane of half as much in a warp": Idea({"PLANE_LANES": 512}, [ROWS, LONG_ROWS, LONG_ROWS_FP32], PLANE),
+    "plane feature by feature": Idea({"LANES_WORDS": False}, [ROWS, LONG_ROWS], PLANE),
+    "plane in two launches": Idea({"PLANE_LANES_FEATURES": 0}, [ROWS, LONG_ROWS, LONG_ROWS_FP32], PLANE),
     "running mean in a launch": Idea({"FOLLOW": False}, [SMALL, SMALL_LAST, LONG_ROWS_FP32], "running mean"),
     "running mean backwards": Idea({"BACKWARDS": False}, [LARGE, LONG_ROWS, LONG_ROWS_FP32], "running mean"),
     "overlap": Idea({"OVERLAP": False}, CASES[:11]),
@@ -181,6 +185,7 @@ def _choose(values: Values) -> None:
     layout._plans.clear()
     draws._programs.clear()
     apply._followers.clear()
+    plane._program.cache_clear()
 
 
 def noises(shape: tuple[int, ...]) -> dict[str, nn.Module]:
@@ -199,6 +204,7 @@ def noises(shape: tuple[int, ...]) -> dict[str, nn.Module]:
         **found,
         "permutation": layer(P, center=None, **one),
         "permutation, batch mean": layer(P, center="batch", **one),
+        PLANE: layer(P, gradient="plane"),
     }
 
 

@@ -119,6 +119,7 @@ def test_vectors_that_no_tile_holds_are_read_twice(
     from rotationout.kernels.triton import plane
 
     monkeypatch.setattr(sizes, "PLANE_FEATURES", 16)
+    monkeypatch.setattr(sizes, "PLANE_LANES_FEATURES", 16)
     monkeypatch.setattr(sizes, "PLANE_TILE", 64)
     monkeypatch.setattr(sizes, "PLANE_POSITIONS", (8, 4))
     plane._program.cache_clear()

@@ -53,7 +53,7 @@ def _at_once(draw: Arranged, grad: Tensor, result: Tensor) -> bool:
     features = plan.layout.features
     if draw.tan is None or draw.pairs is None or draw.seed is None:
         return False
-    if not choose.by_lanes(plan) or features > sizes.PLANE_FEATURES or grad.dtype != x.dtype:
+    if not choose.by_lanes(plan) or features > sizes.PLANE_LANES_FEATURES or grad.dtype != x.dtype:
         return False
     packed = sizes.LANES_WORDS and features % 4 == 0 and choose.packs(x) and choose.packs(grad)
     key = "plane", packed

@@ -85,6 +85,8 @@ load, and more to turn rows. By default the compiler takes fewer registers, and 
 PLANE_LANES = 1024
 """Elements of gradients that a warp has if they go two to a word, else half as many. A program of short vectors has one
 warp, or two. This size and the next ones have not been measured yet."""
+PLANE_LANES_FEATURES = 8192
+"""The most features of vectors that such programs hold; gradients of longer ones take two launches."""
 PLANE_TILE, PLANE_WARPS = 2048, 4
 """Elements of a tile of gradients where what was turned is read, and warps."""
 PLANE_POSITIONS, PLANE_PROGRAMS = (64, 16), 528
