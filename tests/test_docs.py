@@ -100,6 +100,10 @@ def test_every_number_that_is_made_is_shown_and_every_one_shown_is_made(monkeypa
     shown = {name for page in PAGES for name in re.findall(r"{{ (\w+) }}", (DOCS / page).read_text(encoding="utf-8"))}
     assert shown == made.keys()
     assert not [name for name, text in made.items() if re.search(r"\b(nan|inf)\b", text)], "too few runs"
+    costs = re.findall(r"^\| `(\w+)` .* (\d+) \|$", made["cost_table"], flags=re.M)
+    ran = {name: read_records(ROOT / "results", name) for name, count in costs if int(count)}
+    assert len(costs) > len(ran) > 5
+    assert all(run["device"].startswith("NVIDIA") for runs in ran.values() for run in runs), "minutes of a GPU"
 
 
 def test_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from rotationout.recipes.search import SEARCH
 
 from .accuracy import PROTOCOL
 from .cells import RESULTS, markdown
-from .vectors import RECIPE as VECTORS
 
 __all__ = ["texts"]
 
@@ -26,8 +25,9 @@ RUNS = {PROTOCOL: 1, SEARCH: 1, "an4_strength": 2, "an4": 5}
 
 def texts() -> dict[str, str]:
     """By name."""
-    tables = {name: configs for name, configs in TABLES.items() if name != VECTORS}  # which is for a CPU
-    records = {name: read_records(RESULTS, name) for name in tables}
+    every = {name: read_records(RESULTS, name) for name in TABLES}
+    records = {name: found for name, found in every.items() if not found or any(run["peak_bytes"] for run in found)}
+    tables = {name: TABLES[name] for name in records}  # without those that ran on a CPU, which have no peak
     measured = {name: _seconds_of_a_step(found) for name, found in records.items() if found}
     least: dict[str, float] = {}
     for name, seconds in measured.items():
