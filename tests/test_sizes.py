@@ -125,6 +125,8 @@ def test_what_pages_say_is_so_in_the_record() -> None:
     assert not any(is_clear(*gained) and gained[0] > 0 for gained in ahead.values()), "no noise that clearly helps"
     over_none = [study.paired_difference(setting, f"{PLANE}, p = {p:g}", "no noise") for setting, p in ahead]
     assert [is_clear(*pair) and pair[0] < 0 for pair in over_none].count(True) == 2, "itself behind no noise in two"
+    third = [(row, is_clear(*pair)) for row, pair in zip(ahead, over_none, strict=True) if pair[0] > 0]
+    assert [(sizes.SETTINGS[setting], p, clear) for (setting, p), clear in third] == [((500, 64), 0.5, True)]
     assert {sizes.SETTINGS[setting][0] for setting, _ in found.keys() - ahead.keys()} == {1000}
     readme = (RECORD.parents[1] / "README.md").read_text(encoding="utf-8")
     assert "not ahead in any of sixteen rows" in " ".join(readme.split())

@@ -30,7 +30,8 @@ from rotationout.report.cells import by_row, holm, mean_lead, p_value, shown_p, 
 from rotationout.report.modules import module_of
 
 from .cells import RESULTS, markdown
-from .vectors import RECIPE as VECTORS
+from .tokens import RECIPE as TOKENS
+from .vectors import IMAGES
 
 __all__ = ["PROTOCOL", "STRUCTURED", "TABLE1", "texts"]
 
@@ -43,7 +44,7 @@ BEST_ABOUT_ORIGIN = 0.2
 """The p at which RotationOut is best on maps of digits, both about the origin and about the mean."""
 OWN = {"default": "no ramp", "paper": "no ramp", "authors": "ramp"}
 """Forms of RotationOut, each with the ramp that it comes with."""
-ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG, VECTORS)
+ELSEWHERE = (PROTOCOL, shift.RECIPE, ghost.RECIPE, SEARCH, STRONG, *IMAGES.values(), TOKENS)
 """Recipes on CIFAR-100 that are no rows of Table 1."""
 
 

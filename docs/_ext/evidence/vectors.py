@@ -13,7 +13,7 @@ from rotationout.report.cells import Lead, by_row, mean_lead, p_value, shown_p, 
 
 from .cells import RESULTS, markdown
 
-__all__ = ["RECIPE", "lead", "texts"]
+__all__ = ["IMAGES", "RECIPE", "lead", "texts"]
 
 RECIPE = "cifar100_mlp"
 FIRST = (0.9, 0.8)
@@ -25,6 +25,8 @@ FORMS = {
     "plane": [f"rotation plane sigma {SIGMA[keep]}" for keep in KEEP],
 }
 """The rows of a noise at every strength."""
+NOISES = {"plane": "rotation plane", "default": "rotation default", "Dropout": "dropout"}
+"""As pages call them, and as their rows begin."""
 IMAGES = {10_000: RECIPE, **{images: f"{RECIPE}_{images}" for images in FRESH_IMAGES}}
 """The table for each number of training images; that of 10,000 was there first."""
 
@@ -120,14 +122,15 @@ def _by_images(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
 
 
 def _leads(of: Mapping[int, Sequence[dict[str, Any]]]) -> str:
-    """How far the gradient in the plane is ahead of others, over both strengths."""
+    """How far the gradient in the plane and the default are ahead, over both strengths."""
+    pairs = (("plane", "Dropout"), ("plane", "default"), ("default", "Dropout"))
     lines = []
     last = [_after_last_epoch(records) for records in of.values()]
     for when, each in (("", list(of.values())), (", last epoch", last)):
-        for name, over in {"Dropout": "dropout", "the default": "rotation default"}.items():
-            leads = [lead(records, over) for records in each]
+        for ours, over in pairs:
+            leads = [lead(records, NOISES[over], ours=NOISES[ours]) for records in each]
             cells = [f"{signed(one.mean)} ({signed(one.low)} to {signed(one.high)})" for one in leads]
-            lines.append([f"plane − {name}{when}", *cells])
+            lines.append([f"{ours} − {over}{when}", *cells])
     return markdown(["", *_heads(of)], lines)
 
 
