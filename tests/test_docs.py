@@ -100,6 +100,9 @@ def test_every_number_that_is_made_is_shown_and_every_one_shown_is_made(monkeypa
     shown = {name for page in PAGES for name in re.findall(r"{{ (\w+) }}", (DOCS / page).read_text(encoding="utf-8"))}
     assert shown == made.keys()
     assert not [name for name, text in made.items() if re.search(r"\b(nan|inf)\b", text)], "too few runs"
+    shown_there = re.findall(r"^`(\w+)`:$", made["table1"], flags=re.M)
+    assert shown_there
+    assert all(name.endswith(("_paper", "_authors")) for name in shown_there), "rows of Table 1 alone"
     costs = re.findall(r"^\| `(\w+)` .* (\d+) \|$", made["cost_table"], flags=re.M)
     ran = {name: read_records(ROOT / "results", name) for name, count in costs if int(count)}
     assert len(costs) > len(ran) > 5

@@ -178,8 +178,7 @@ def test_the_gradient_in_the_plane_on_tables_that_it_was_not_made_on(
     assert (behind.high < 0, behind.low > 0) == (images == 5_000, images == 50_000)
     if images == 5_000:
         assert all(
-            p_value(points[ours], points[theirs]) > LEVEL
-            for ours, theirs in zip(DEFAULT[:2], DROPOUT[:2], strict=True)
+            p_value(points[ours], points[theirs]) > LEVEL for ours, theirs in zip(DEFAULT[:2], DROPOUT[:2], strict=True)
         )
     assert (dropout.low > 0) is ahead
     kinds = (DROPOUT, DEFAULT, PLANE)
