@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rotationout.experiments.results import read_records
-from rotationout.recipes.cifar100 import FRESH_KEEP
+from rotationout.recipes.cifar100 import FRESH_KEEP, SIGMAS
 from rotationout.report import table1
-from rotationout.report.cells import signed
+from rotationout.report.cells import by_row, mean_lead, signed
 
 from .cells import RESULTS, markdown
 from .vectors import lead
@@ -30,7 +30,16 @@ def texts() -> dict[str, str]:
         "vit_prose": "\n\n".join(table1.prose(records)),
         "vit_minutes": f"{statistics.median(run['seconds'] for run in records) / 60:.0f}",
         "vit_leads": _leads(records),
+        "vit_plane_strong": _plane(records),
     }
+
+
+def _plane(records: Sequence[dict[str, Any]]) -> str:
+    """How far the gradient in the plane is ahead of the default at the larger p."""
+    points = {row: [run[table1.POINTS] for run in runs] for row, runs in by_row(records).items()}
+    ours, theirs = (points[f"rotation {form} sigma {SIGMAS[min(FRESH_KEEP)]}"] for form in ("plane", "default"))
+    one = mean_lead([(ours, theirs)])
+    return f"{one.mean:.2f} points (95 % confidence interval {one.low:.2f} to {one.high:.2f}, uncorrected)"
 
 
 def _leads(records: Sequence[dict[str, Any]]) -> str:
