@@ -122,7 +122,9 @@ def test_what_pages_say_is_so_in_the_record() -> None:
     found = {row: (gain, gained) for row, gain, gained in zip(rows, plane, helps, strict=True) if is_clear(*gain)}
     ahead = {row: gained for row, (gain, gained) in found.items() if gain[0] > 0}
     assert (len(ahead), len(found)) == (3, 5), "ahead in three, behind in two"
-    assert not any(is_clear(*gained) and gained[0] > 0 for gained in ahead.values()), "no noise that clearly helps"
+    assert not any(is_clear(*gained) and gained[0] > 0 for gained in ahead.values()), (
+        "where Dropout does not clearly help"
+    )
     over_none = [study.paired_difference(setting, f"{PLANE}, p = {p:g}", "no noise") for setting, p in ahead]
     assert [is_clear(*pair) and pair[0] < 0 for pair in over_none].count(True) == 2, "itself behind no noise in two"
     third = [(row, is_clear(*pair)) for row, pair in zip(ahead, over_none, strict=True) if pair[0] > 0]

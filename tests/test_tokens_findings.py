@@ -35,6 +35,7 @@ def test_the_larger_p_costs_accuracy_with_any_noise() -> None:
     for weak, strong in zip(WEAK, STRONG, strict=True):
         assert p_value(POINTS[weak], POINTS["none"]) > LEVEL > p_value(POINTS[strong], POINTS["none"])
         assert max(POINTS[strong]) < min(POINTS["none"]), "all runs below all"
+        assert 0.9 < MEANS["none"] - MEANS[strong] < 1.4, "about a point"
     for dropout, *rotations in (WEAK, STRONG):
         assert min(p_value(POINTS[row], POINTS[dropout]) for row in rotations) > LEVEL
 
