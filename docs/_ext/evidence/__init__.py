@@ -1,14 +1,42 @@
-"""What the records say, as text for the pages: every measured number of the documentation is made here, from a file.
+"""What the records say, as text for the pages: what the documentation has of measurements is made here, from files.
 
 `substitutions` has a name for each; a page says ``{{ name }}``. What is computed and not measured, the strengths of
 noises for instance, is made here too.
 """
 
-from . import accuracy, commands, computed, costs, figures, limits, noises, shifted, speed, tokens, useful, vectors
+from . import (
+    accuracy,
+    commands,
+    computed,
+    costs,
+    figures,
+    limits,
+    noises,
+    resnet110,
+    shifted,
+    speed,
+    tokens,
+    useful,
+    vectors,
+)
 
 __all__ = ["substitutions"]
 
-PARTS = (computed, accuracy, commands, costs, figures, limits, noises, shifted, speed, tokens, useful, vectors)
+PARTS = (
+    computed,
+    accuracy,
+    resnet110,
+    commands,
+    costs,
+    figures,
+    limits,
+    noises,
+    shifted,
+    speed,
+    tokens,
+    useful,
+    vectors,
+)
 
 
 def substitutions() -> dict[str, str]:

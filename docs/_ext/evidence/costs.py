@@ -12,8 +12,8 @@ from rotationout.experiments.results import read_records
 from rotationout.recipes import TABLES
 from rotationout.recipes.search import SEARCH
 
-from .accuracy import PROTOCOL
 from .cells import RESULTS, markdown
+from .resnet110 import PROTOCOL
 
 __all__ = ["texts"]
 

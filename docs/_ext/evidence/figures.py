@@ -12,8 +12,8 @@ from rotationout.report import forms, style, table1
 from rotationout.report.curves import accuracy_caption, curves_figure
 from rotationout.report.gallery import trained
 
-from .accuracy import TABLE1
 from .cells import RESULTS
+from .resnet110 import TABLE1
 
 __all__ = ["texts"]
 

@@ -12,8 +12,8 @@ from rotationout.recipes.search import BEST, STRONG
 from rotationout.report import shift, table1, verdicts
 from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
 
-from .accuracy import TABLE1
 from .cells import RESULTS, span
+from .resnet110 import TABLE1
 
 __all__ = ["ROWS", "texts"]
 

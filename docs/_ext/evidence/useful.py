@@ -8,8 +8,8 @@ from typing import Any
 from rotationout.experiments.results import read_records
 from rotationout.report.cells import by_row, mean_lead, p_value, shown_p, signed, spread
 
-from .accuracy import STRUCTURED, TABLE1
 from .cells import RESULTS, markdown, span
+from .resnet110 import STRUCTURED, TABLE1
 
 __all__ = ["texts"]
 
