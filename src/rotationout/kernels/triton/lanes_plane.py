@@ -16,7 +16,7 @@ from .lanes import as_bits, as_numbers, exchange_where, flat, signed_by, swap_fe
 from .lanes_words import halves_of, load_words, places_of, store_words
 from .pairing import draws_of, games, sign_bits
 
-__all__ = ["plane_lanes_kernel"]
+__all__ = ["plane_lanes_kernel", "shares"]
 
 
 @triton.jit
@@ -26,11 +26,17 @@ def of_row(values):
 
 
 @triton.jit
+def shares(wg, zg, zz):
+    """How much of z is added to the gradient and how much of w is taken away; of a vector of zeros nothing."""
+    square = tl.maximum(zz, 1.1754943508222875e-38)
+    return wg / square, zg / square
+
+
+@triton.jit
 def in_plane(u, v, gu, gv, signed):
-    """Y = g + (Δ·g z − z·g Δ) / |z|², where z is (u, v) and Δ is (signed·v, −signed·u); of a vector of zeros g."""
-    square = tl.maximum(of_row(u * u + v * v), 1.1754943508222875e-38)
-    along = of_row(signed * (v * gu - u * gv)) / square
-    across = signed * (of_row(u * gu + v * gv) / square)
+    """Y = g + (Δ·g z − z·g Δ) / |z|², where z is (u, v) and Δ is (signed·v, −signed·u)."""
+    along, across = shares(of_row(signed * (v * gu - u * gv)), of_row(u * gu + v * gv), of_row(u * u + v * v))
+    across *= signed
     return gu + along * u - across * v, gv + along * v + across * u
 
 
@@ -149,10 +155,6 @@ def plane_lanes_kernel(
     if PACKED is None:
         plane_of_features(grad, z, y, k, t, state, row, present, FEATURES, LANES, ODD, BLOCK_G * BLOCK_H)
     elif tl.min(tl.min(tl.min(k, axis=2), axis=1), axis=0) < LANES - 1:
-        plane_of_words(
-            grad, z, y, k, t, state, row, present, FEATURES, LANES, True, PACKED, ASM, BLOCK_G, BLOCK_H
-        )  # fmt: skip
+        plane_of_words(grad, z, y, k, t, state, row, present, FEATURES, LANES, True, PACKED, ASM, BLOCK_G, BLOCK_H)
     else:
-        plane_of_words(
-            grad, z, y, k, t, state, row, present, FEATURES, LANES, False, PACKED, ASM, BLOCK_G, BLOCK_H
-        )  # fmt: skip
+        plane_of_words(grad, z, y, k, t, state, row, present, FEATURES, LANES, False, PACKED, ASM, BLOCK_G, BLOCK_H)

@@ -23,7 +23,7 @@ from .. import reference
 from ..memory import memory_order
 from . import choose, sizes
 from .apply import fits, turned
-from .lanes_plane import plane_lanes_kernel
+from .lanes_plane import plane_lanes_kernel, shares
 from .launch import Program
 from .layout import Arranged, Plan, arrange, cdiv, next_power_of_2
 from .overlap import AFTER, wait_if
@@ -146,28 +146,28 @@ def plane_kernel(
     wait_if(FOLLOWS == AFTER)
     if WHOLE:
         known = inside & (c < features)
-        g, own, turned = tile_of(grad + at, known), tile_of(z + at, known), tile_of(w + at, known)
-        along, across = shares(tl.sum(turned * g, 0), tl.sum(own * g, 0), tl.sum(own * own, 0))
-        tl.store(y + at, (g + along * own - across * turned).to(y.dtype.element_ty), mask=known)
+        g, own, moved = tile_of(grad + at, known), tile_of(z + at, known), tile_of(w + at, known)
+        along, across = shares(tl.sum(moved * g, 0, True), tl.sum(own * g, 0, True), tl.sum(own * own, 0, True))
+        tl.store(y + at, (g + along * own - across * moved).to(y.dtype.element_ty), mask=known)
     else:
-        nothing = tl.zeros((BLOCK_P,), tl.float32)
+        nothing = tl.zeros((1, BLOCK_P), tl.float32)
         wg, zg, zz = nothing, nothing, nothing
         here = at
         for start_c in range(0, features, BLOCK_C):
             known = inside & (c < features - start_c)
             g, own = tile_of(grad + here, known), tile_of(z + here, known)
-            turned = tile_of(w + here, known)
-            wg += tl.sum(turned * g, 0)
-            zg += tl.sum(own * g, 0)
-            zz += tl.sum(own * own, 0)
+            moved = tile_of(w + here, known)
+            wg += tl.sum(moved * g, 0, True)
+            zg += tl.sum(own * g, 0, True)
+            zz += tl.sum(own * own, 0, True)
             here += step
         along, across = shares(wg, zg, zz)
         here = at
         for start_c in range(0, features, BLOCK_C):
             known = inside & (c < features - start_c)
             g, own = tile_of(grad + here, known), tile_of(z + here, known)
-            turned = tile_of(w + here, known)
-            tl.store(y + here, (g + along * own - across * turned).to(y.dtype.element_ty), mask=known)
+            moved = tile_of(w + here, known)
+            tl.store(y + here, (g + along * own - across * moved).to(y.dtype.element_ty), mask=known)
             here += step
 
 
@@ -175,10 +175,3 @@ def plane_kernel(
 def tile_of(x, known):
     """What is there, in fp32; zero where nothing is known."""
     return tl.load(x, mask=known, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def shares(wg, zg, zz):
-    """How much of z is added to the gradient and how much of w is taken away; of a vector of zeros nothing."""
-    square = tl.maximum(zz, 1.1754943508222875e-38)
-    return (wg / square)[None, :], (zg / square)[None, :]
